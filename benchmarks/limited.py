@@ -44,7 +44,9 @@ class _Stopped(BaseException):
     """A signal asks this process to end."""
 
 
-class _Running:
+class Running:
+    """A command that runs, in a session of its own."""
+
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._out, self._err = _file(), _file()
         self._process = subprocess.Popen(
@@ -121,13 +123,13 @@ def run_all(
     cores = len(os.sched_getaffinity(0))
     environment = {"OMP_NUM_THREADS": str(max(1, cores // jobs)), **os.environ}
     waiting = list(commands.items())[::-1]
-    running: dict[Key, _Running] = {}
+    running: dict[Key, Running] = {}
     with _signals():
         try:
             while waiting or running:
                 while waiting and len(running) < jobs:
                     key, command = waiting.pop()
-                    running[key] = _Running(command, environment)
+                    running[key] = Running(command, environment)
                 time.sleep(_TICK_S)
                 for key, each in list(running.items()):
                     ended = each.ended()

@@ -1,7 +1,7 @@
 """The kernels of an exported library under compute-sanitizer.
 
     python benchmarks/sanitize.py LIBRARY [--operator NAME ...] [--tools memcheck,racecheck]
-        [--cases N] [--limit-s S] [--without-tool]
+        [--cases N] [--limit-s S] [--without-tool] [--json FILE]
 
 Calls the host function of every kernel of the library, in each of its configurations, with the
 arguments of the check cases of its task, and compares the results with float64. torch allocates
@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=6)
     parser.add_argument("--limit-s", type=float, default=120.0)
     parser.add_argument("--without-tool", action="store_true")
+    parser.add_argument("--json", type=Path, help="file for the table's lines")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     library: Path = options.library.resolve()
@@ -62,15 +63,20 @@ def main() -> None:
         sys.exit("compute-sanitizer is not on the PATH: it comes with the CUDA toolkit")
     print("| operator | tool | kernels and configurations | calls | found | s |")
     print("|---|---|---|---|---|---|")
-    clean = True
-    for name in options.operator or names:
-        for tool in tools:
-            clean &= sanitize(library, name, tool, options)
-    sys.exit(0 if clean else 1)
+    lines = [
+        sanitize(library, name, tool, options)
+        for name in options.operator or names
+        for tool in tools
+    ]
+    if options.json is not None:
+        options.json.write_text(json.dumps(lines, indent=1) + "\n")
+    sys.exit(0 if all(line["clean"] for line in lines) else 1)
 
 
-def sanitize(library: Path, name: str, tool: str, options: argparse.Namespace) -> bool:
-    """Run one tool on one operator's kernels, and print a line. Whether all was clean."""
+def sanitize(
+    library: Path, name: str, tool: str, options: argparse.Namespace
+) -> dict[str, str | int | bool]:
+    """Run one tool on one operator's kernels, and print a line; return it."""
     words = [sys.executable, __file__, str(library), "--child", name, "--cases", str(options.cases)]
     if tool:
         words = ["compute-sanitizer", "--tool", tool, "--print-limit", "5", *words]
@@ -104,7 +110,14 @@ def sanitize(library: Path, name: str, tool: str, options: argparse.Namespace) -
     if not clean:
         print(f"{name} {tool}: exit {code}\n{out[-3000:]}", file=sys.stderr)
     sys.stdout.flush()
-    return clean
+    return {
+        "operator": name,
+        "tool": tool,
+        "kernels": len(kernels),
+        "calls": len(calls),
+        "found": found,
+        "clean": clean,
+    }
 
 
 def call_kernels(library: Path, name: str, most: int) -> None:

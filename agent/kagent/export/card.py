@@ -83,7 +83,7 @@ def _race(kernel: KernelRecord) -> str:
 
 
 def _table(device: DeviceRecord) -> CardTable:
-    rows = tuple(_row(p) for p in device.points)
+    rows = tuple(row_of(p) for p in device.points)
     used = [r.case for r in rows if r.taken == "torch"]
     faster = sum(r.verdict == SpeedVerdict.FASTER for r in rows)
     loses = f"FASTER than the fastest of torch on {faster} of {len(rows)} measured shapes."
@@ -102,7 +102,8 @@ def _table(device: DeviceRecord) -> CardTable:
     )
 
 
-def _row(point: PointRecord) -> Row:
+def row_of(point: PointRecord) -> Row:
+    """A measured shape in words: who is used there, and the times."""
     kernels = {n: t for n, t in point.times.items() if n in point.config}
     torch = point.times.get(TORCH)
     name = point.best

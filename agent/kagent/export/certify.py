@@ -25,7 +25,13 @@ from kagent_sandbox.errors import UserError
 
 from kagent.config.settings import Config
 from kagent.export.dispatch_table import gain
-from kagent.export.measuring import LibraryEntrant, LibraryTimes, Say, measure
+from kagent.export.measuring import (
+    LibraryEntrant,
+    LibraryTimes,
+    Measurement,
+    Say,
+    measure_all,
+)
 from kagent.export.packaging import own_tests
 from kagent.export.reading import OnDisk
 from kagent.export.record import TORCH, DeviceRecord, KernelRecord, OperatorRecord, PointRecord
@@ -107,35 +113,35 @@ def certify(
     wrong: dict[str, str] = {}
     lines: list[Line] = []
     skipped: dict[str, str] = {}
-    sessions: list[tuple[OperatorRecord, LibraryTimes]] = []
+    wanted: list[tuple[OperatorRecord, list[KernelRecord], Kind]] = []
     for operator in disk.library.operators:
         for kind in sorted(kinds_of(operator)):
             kernels = [k for k in operator.kernels if k.written_in.kind == kind]
-            if not available(kind):
+            if available(kind):
+                say(f"{operator.task}: {len(kernels)} kernel{'s'[: len(kernels) > 1]}")
+                wanted.append((operator, kernels, kind))
+            else:
                 skipped |= {k.id: "needs an NVIDIA GPU, and this machine has none" for k in kernels}
-                continue
-            say(f"{operator.task}: {len(kernels)} kernel{'s'[: len(kernels) > 1]}")
-            measured = measure_again(operator, kernels, kind, config, say)
-            sessions.append((operator, measured))
-            for kernel in kernels:
-                result = measured.results[kernel.id]
-                if result.refused:
-                    wrong[kernel.id] = result.refused
-                else:
-                    checked.append(kernel.id)
-            found = list(compared(operator, measured.device))
-            if any(line.worse for line in found):
-                say(f"{operator.task}: slower than before? measuring once more")
-                right = [k for k in kernels if not measured.results[k.id].refused]
-                again = measure_again(operator, right, kind, config, say)
-                found = confirmed(found, list(compared(operator, again.device)))
-            lines += found
-    if not sessions:
+    if not wanted:
         raise UserError(
             f"{disk.folder}: this machine has no device for any of its kernels ("
             + "; ".join(f"{k}: {why}" for k, why in skipped.items())
             + ")"
         )
+    found = measure_again(wanted, config, say)
+    sessions = [(w[0], measured) for w, measured in zip(wanted, found, strict=True)]
+    doubted: list[tuple[OperatorRecord, list[KernelRecord], Kind]] = []
+    for (operator, kernels, kind), measured in zip(wanted, found, strict=True):
+        right = [k for k in kernels if not measured.results[k.id].refused]
+        checked += [k.id for k in right]
+        wrong |= {k.id: why for k in kernels if (why := measured.results[k.id].refused)}
+        now = list(compared(operator, measured.device))
+        lines += now
+        if any(line.worse for line in now):
+            say(f"{operator.task}: slower than before? measuring once more")
+            doubted.append((operator, right, kind))
+    for (operator, _, _), again in zip(doubted, measure_again(doubted, config, say), strict=True):
+        lines = confirmed(lines, list(compared(operator, again.device)))
     device = sessions[-1][1].device.name
     changed = tuple(disk.changed())
     say("running the library's own tests")
@@ -146,18 +152,25 @@ def certify(
 
 
 def measure_again(
-    operator: OperatorRecord, kernels: Sequence[KernelRecord], kind: Kind, config: Config, say: Say
-) -> LibraryTimes:
-    """Verify and time kernels of a library on its own copy of the task.
+    wanted: Sequence[tuple[OperatorRecord, Sequence[KernelRecord], Kind]],
+    config: Config,
+    say: Say,
+) -> list[LibraryTimes]:
+    """Verify and time operators' kernels for a kind of device, on the library's own copies of the
+    tasks; on a GPU side by side.
 
     Raises:
-        As `measure`.
+        As `measure_all`.
     """
-    folder = Path(tempfile.mkdtemp(prefix="kagent-task-"))
+    folder = Path(tempfile.mkdtemp(prefix="kagent-tasks-"))
     try:
-        task = restored_task(operator, folder)
-        entrants = [entrant_of(operator, k, kind) for k in kernels]
-        return measure(task, kind, entrants, config, say)
+        measurements = []
+        for i, (operator, kernels, kind) in enumerate(wanted):
+            (folder / str(i)).mkdir()
+            entrants = [entrant_of(operator, k, kind) for k in kernels]
+            task = restored_task(operator, folder / str(i))
+            measurements.append(Measurement(task, kind, entrants))
+        return measure_all(measurements, config, say)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -202,8 +215,8 @@ def compared(operator: OperatorRecord, now: DeviceRecord) -> Iterator[Line]:
 
 def confirmed(first: Sequence[Line], second: Sequence[Line]) -> list[Line]:
     """The first measurement, where it found no regression, and the second one where it did."""
-    again = {line.case: line for line in second}
-    return [again.get(line.case, line) if line.worse else line for line in first]
+    again = {(line.operator, line.case): line for line in second}
+    return [again.get((line.operator, line.case), line) if line.worse else line for line in first]
 
 
 def _change(then: PointRecord, now: PointRecord, kernel: str, slack: float) -> Change:

@@ -15,7 +15,9 @@ from importlib import resources
 
 from kagent_sandbox.cache import cache_folder
 from kagent_sandbox.data.language import CUDA
+from kagent_sandbox.device.table import device_for, find_device
 from kagent_sandbox.errors import UserError
+from kagent_sandbox.process.device_lock import DeviceLock
 from kagent_sandbox.replay.library_tests import run_tests
 from kagent_sandbox.runtime.errors import TOOLKIT
 from kagent_sandbox.syntax import parse
@@ -226,6 +228,8 @@ def trying_files(library: LibraryRecord) -> dict[str, str]:
 def own_tests(name: str, files: Mapping[str, bytes], *, gpu: bool, path: str = PACKAGES) -> str:
     """Run a library's own tests; return the failure and the file with more, "" if all pass.
 
+    They have a turn on the device: nobody times there meanwhile.
+
     Args:
         name: Of its package.
         files: Of the library, by their paths in it; it need not be on the disk.
@@ -236,7 +240,8 @@ def own_tests(name: str, files: Mapping[str, bytes], *, gpu: bool, path: str = P
         UserError: What they printed cannot be kept.
         ChildDied, ConfinementError: They cannot be run here.
     """
-    tested = run_tests(name, files, gpu=gpu, path=path)
+    with DeviceLock(find_device(device_for("gpu" if gpu else "cpu")).unit_name(0)).turn("work"):
+        tested = run_tests(name, files, gpu=gpu, path=path)
     if not tested.why:
         return ""
     log = cache_folder() / "export" / f"{name}-tests.log"

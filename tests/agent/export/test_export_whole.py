@@ -9,6 +9,7 @@ import sys
 import pytest
 from commands import run
 from kagent.resources import resource
+from kept_library import require_certified
 
 pytestmark = [
     pytest.mark.timeout(400),  # a run, and a library's measurements
@@ -73,6 +74,10 @@ def test_the_library_works_without_kagent_and_uses_its_kernel(exported):
     found = json.loads(done.stdout)
     assert found["close"]
     assert len(found["modules"]) == 1
+
+
+def test_it_is_what_its_record_says(exported, tmp_path):
+    require_certified(exported / "lib", tmp_path)
 
 
 def test_its_record_says_where_it_comes_from(exported):

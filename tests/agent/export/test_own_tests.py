@@ -1,6 +1,7 @@
 """A library's own tests are run before it is written; one that fails them is not written."""
 
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from kagent.export import export as exporting
 from kagent.export import packaging as trying
 from kagent.export.writing import files_of, write_library
 from kagent_sandbox.errors import UserError
+from kagent_sandbox.process.device_lock import CPU, DeviceLock
 from kagent_sandbox.replay.library_tests import Ran, run_tests
 from synthetic_library import cpu_library
 
@@ -20,6 +22,19 @@ HEAD = "def test_it():\n"
 
 def tiny(tests=PASSES, package=PACKAGE):
     return {"package/tiny/__init__.py": package.encode(), "tests/test_tiny.py": tests.encode()}
+
+
+def test_they_have_a_turn_on_the_device(monkeypatch):
+    """Nobody times there meanwhile."""
+    seen = []
+
+    def run(*_, **__):
+        seen.extend(DeviceLock(CPU).turns())
+        return Ran(1, (), "")
+
+    monkeypatch.setattr(trying, "run_tests", run)
+    assert trying.own_tests("tiny", {}, gpu=False) == ""
+    assert os.getpid() in [process for process, _ in seen]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,105 @@
+"""triton.testing.do_bench of a library's operators, beside the times that the library records.
+
+    python benchmarks/do_bench.py LIBRARY [--operator NAME ...] [--json FILE]
+
+At every shape that was measured on this device and for which the library uses a kernel, the
+operator is called as torch code calls it, `torch.ops...`, under `do_bench` (median of 100 ms, after
+25 ms). Prints both times and their ratio. do_bench empties the L2 cache by writing, calls from
+Python, and has the launch between its events: it adds some µs to each time. Without a GPU single
+calls are timed, with the caches as they are.
+
+The device is had alone meanwhile, among processes of kagent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kagent.export.reading import read_library
+from kagent.export.record import TORCH
+from kagent_sandbox.device.table import device_for, find_device
+from kagent_sandbox.errors import KagentError
+from kagent_sandbox.process.device_lock import DeviceLock
+
+CALLS = 20  # on a CPU
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("library", type=Path)
+    parser.add_argument("--operator", action="append")
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    options = parser.parse_args()
+    try:
+        disk = read_library(options.library)
+    except KagentError as e:
+        sys.exit(str(e))
+    names = [o.task for o in disk.library.operators]
+    if unknown := set(options.operator or ()) - set(names):
+        sys.exit(f"no operator {', '.join(unknown)} in {disk.folder}; there are {', '.join(names)}")
+    sys.path[:0] = [str(disk.folder / "tests"), str(disk.package.parent)]
+    harness: Any = importlib.import_module("harness")
+    torch: Any = importlib.import_module("torch")
+    kind = "gpu" if torch.cuda.is_available() else "cpu"
+    devices: Any = importlib.import_module(f"{disk.library.name}._devices")
+    device = devices.device_name(torch.device(harness.DEVICES[kind]))
+    found = []
+    lock = DeviceLock(find_device(device_for(kind)).unit_name(0))
+    for operator in disk.library.operators:
+        if options.operator and operator.task not in options.operator:
+            continue
+        task, own = harness.Task(operator.task), harness.operator_of(operator.task)
+        points = [p for d in operator.devices if d.name == device for p in d.points]
+        for point in (p for p in points if p.best != TORCH):
+            case = harness.Case(point.case, point.dtype, dict(point.dims), kind=kind)
+            arguments = tuple(task.arguments(case).values())
+            own.op(*arguments)  # compiled before the turn
+            with lock.turn("timing"):
+                us = timed_us(lambda own=own, a=arguments: own.op(*a), kind)
+            recorded = point.times[point.best]
+            found.append(
+                {
+                    "operator": operator.task,
+                    "case": point.case,
+                    "dtype": point.dtype,
+                    "dims": dict(point.dims),
+                    "kernel": point.best,
+                    "device": device,
+                    "recorded_us": recorded.us,
+                    "us": us,
+                }
+            )
+            print(
+                f"{operator.task} {point.dtype} {point.case}: {us:.1f} µs, recorded "
+                f"{recorded.us:.1f} ({us / recorded.us:.3f})",
+                flush=True,
+            )
+    if options.json is not None:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def timed_us(call: Callable[[], object], kind: str) -> float:
+    """µs of a call by do_bench; on a CPU, the median of single calls."""
+    if kind == "gpu":
+        testing: Any = importlib.import_module("triton.testing")
+        return 1000 * float(testing.do_bench(call, return_mode="median"))
+    samples = []
+    for _ in range(CALLS):
+        start = time.perf_counter_ns()
+        call()
+        samples.append((time.perf_counter_ns() - start) / 1000)
+    return statistics.median(samples)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""The tables of the library that the repository keeps: in the README, and by shape in the docs.
+
+    python benchmarks/library_table.py [--from kagent_kernels.tar.gz] [--check] [--library DIR]
+
+Writes what stands between the markers in README.md and docs/results.md, from the library's own
+record (PROVENANCE.json) and figures.json, which library.py has put beside it. `--from` first puts
+the library of such an archive in the place of the one that is there. `--check` writes nothing, and
+exits with 1 if a page does not have the tables of the library that is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shutil
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from kagent.export.card import row_of
+from kagent.export.dispatch_table import gain, mean_gain, used
+from kagent.export.reading import OnDisk, is_library, read_library
+from kagent.export.record import TORCH, DeviceRecord, OperatorRecord
+from kagent.export.templating import figure, words
+from kagent_sandbox.data.verdict import SpeedVerdict
+from kagent_sandbox.errors import KagentError, UserError
+
+ROOT = Path(__file__).resolve().parents[1]
+LIBRARY = ROOT / "library"
+BEGIN, END = "<!-- library: begin -->", "<!-- library: end -->"
+LONG_US = 100.0
+"""Kernels from here on are compared with do_bench."""
+NEAR = 0.02
+"""Share of a time within which do_bench agrees."""
+NONE = (
+    "No library is kept here yet: its kernels have to be measured on a GPU, which has not been "
+    "done. `benchmarks/library.py` does it."
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--from", dest="archive", type=Path)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--library", type=Path, default=LIBRARY)
+    options = parser.parse_args()
+    try:
+        if options.archive is not None:
+            take(options.archive, options.library)
+        found = {path: with_tables(path, text) for path, text in tables(options.library).items()}
+    except (KagentError, OSError, tarfile.TarError, ValueError) as e:
+        sys.exit(str(e))
+    stale = [path for path, text in found.items() if path.read_text(encoding="utf-8") != text]
+    if options.check:
+        names = ", ".join(str(p.relative_to(ROOT)) for p in stale)
+        if stale:
+            sys.exit(f"{names}: not of the library that is there: run this without --check")
+        return
+    for path in stale:
+        path.write_text(found[path], encoding="utf-8")
+        print(path.relative_to(ROOT))
+
+
+def take(archive: Path, library: Path) -> None:
+    """Put the library of an archive in its place.
+
+    Raises:
+        UserError: The archive holds no library as it was written, or one of a CPU.
+    """
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        with tarfile.open(archive) as tar:
+            tar.extractall(folder, filter="data")
+        (inside,) = Path(folder).iterdir()
+        disk = read_library(inside)
+        if changed := disk.changed():
+            raise UserError(f"{archive}: {changed[0]} is not as it was written")
+        if not all(d.kind == "gpu" for o in disk.library.operators for d in o.devices):
+            raise UserError(f"{archive}: expected a library that was measured on GPUs alone")
+        if library.exists():
+            shutil.rmtree(library)
+        inside.rename(library)
+
+
+def with_tables(path: Path, text: str) -> str:
+    """A page with what stands between its markers replaced.
+
+    Raises:
+        UserError: It does not have both markers once.
+    """
+    page = path.read_text(encoding="utf-8")
+    if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(BEGIN) > page.index(END):
+        raise UserError(f"{path}: expected {BEGIN} and {END} after it, once each")
+    head, rest = page.split(BEGIN)
+    return f"{head}{BEGIN}\n{text}\n{rest[rest.index(END) :]}"
+
+
+def tables(library: Path) -> dict[Path, str]:
+    """What stands between the markers, by page.
+
+    Raises:
+        UserError: The library is damaged.
+    """
+    readme, results = ROOT / "README.md", ROOT / "docs" / "results.md"
+    if not is_library(library):
+        return dict.fromkeys((readme, results), NONE)
+    disk = read_library(library)
+    figures = figures_of(disk)
+    return {
+        readme: "\n".join([*summary(disk, figures), "", *about(disk, figures)]),
+        results: "\n".join([*by_shape(disk, figures), "", *about(disk, figures)]),
+    }
+
+
+def figures_of(disk: OnDisk) -> Mapping[str, Any]:
+    """Results of tests, sanitizer and do_bench by operator: those of the operator as it is."""
+    path = disk.folder / "figures.json"
+    data = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"operators": {}}
+    found = {}
+    for operator in disk.library.operators:
+        table = (disk.package / "portfolio" / f"{operator.task}.json").read_bytes()
+        of, stages = hashlib.sha256(table).hexdigest(), data["operators"].get(operator.task, {})
+        found[operator.task] = {s: f for s, f in stages.items() if f["of"] == of}
+    return found
+
+
+def summary(disk: OnDisk, figures: Mapping[str, Any]) -> Iterator[str]:
+    """A line for each operator and device."""
+    yield "| operator | kernels | × best of torch (range) | FASTER | do_bench | sanitizer |"
+    yield "|---|---|---|---|---|---|"
+    for operator in disk.library.operators:
+        for device in operator.devices:
+            gains = [g for p in device.points if (g := gain(p, used(p))) is not None]
+            mean = mean_gain(device)
+            faster = sum(p.verdicts.get(p.best) is SpeedVerdict.FASTER for p in device.points)
+            speed = f"{mean:.2f} ({min(gains):.2f} to {max(gains):.2f})" if mean else "–"
+            of = figures[operator.task]
+            yield (
+                f"| {operator.task} | {languages(operator)} | {speed} "
+                f"| {faster} of {len(device.points)} | {agreement(of)} | {sanitized(of)} |"
+            )
+
+
+def by_shape(disk: OnDisk, figures: Mapping[str, Any]) -> Iterator[str]:
+    """A line for each measured shape."""
+    yield "| operator | shape | used | kernel, µs | best of torch, µs | ratio | | do_bench, µs |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for operator in disk.library.operators:
+        timed = figures[operator.task].get("bench", {}).get("shapes", [])
+        us = {(s["device"], s["case"]): s["us"] for s in timed}
+        for device in operator.devices:
+            for point in device.points:
+                row = row_of(point)
+                own = us.get((device.name, point.case))
+                yield (
+                    f"| {operator.task} | {row.case} | {row.taken} | {row.kernel_us} "
+                    f"| {row.torch_us} | {row.ratio} | {row.verdict} "
+                    f"| {'–' if own is None else figure(own)} |"
+                )
+
+
+def about(disk: OnDisk, figures: Mapping[str, Any]) -> Iterator[str]:
+    """How the figures were had, and on what."""
+    operators = disk.library.operators
+    used_by_torch = sum(p.best == TORCH for o in operators for d in o.devices for p in d.points)
+    yield (
+        f"Version {disk.library.version}. Device times by the judge's clock, from a race beside "
+        "torch at visible and hidden shapes, with 95 % intervals; ratios in the mean over shapes, "
+        "FASTER beside the best of eager and the torch.compile modes. On "
+        f"{used_by_torch} shapes torch is used: no kernel is FASTER than eager. do_bench: shapes "
+        f"of {LONG_US:g} µs and more at which `triton.testing.do_bench` of the operator agrees "
+        f"within {100 * NEAR:g} %. Sanitizer: compute-sanitizer's memcheck and racecheck over "
+        "each kernel's smallest check cases."
+    )
+    yield ""
+    for text in dict.fromkeys(environment(d) for o in operators for d in o.devices):
+        yield f"- {text}"
+    for stage, words_ in (("tests", "own tests"), ("sanitize", "sanitizer"), ("bench", "do_bench")):
+        if missing := [o.task for o in operators if stage not in figures[o.task]]:
+            yield f"- Not run: {words_} of {', '.join(missing)}."
+    if wrong := [o.task for o in operators if not figures[o.task].get("tests", OK)["clean"]]:
+        yield f"- Own tests fail: {', '.join(wrong)}."
+
+
+OK = {"clean": True}
+
+
+def environment(device: DeviceRecord) -> str:
+    """A device with versions and date."""
+    known = device.environment
+    versions = known.get("versions")
+    parts = [device.name, str(known.get("key", ""))]
+    if isinstance(versions, Mapping):
+        parts.append(", ".join(f"{k} {v}" for k, v in versions.items()))
+    return words("; ".join([*filter(None, parts), device.date]))
+
+
+def languages(operator: OperatorRecord) -> str:
+    """Languages of an operator's kernels."""
+    return " + ".join(dict.fromkeys(k.written_in.title for k in operator.kernels))
+
+
+def agreement(of: Mapping[str, Any]) -> str:
+    """On how many of the long shapes do_bench agrees."""
+    if "bench" not in of:
+        return "not run"
+    long = [s for s in of["bench"]["shapes"] if s["recorded_us"] >= LONG_US]
+    near = [s for s in long if abs(s["us"] / s["recorded_us"] - 1) <= NEAR]
+    return f"{len(near)} of {len(long)}" if long else "all shorter"
+
+
+def sanitized(of: Mapping[str, Any]) -> str:
+    """What the sanitizer found."""
+    if "sanitize" not in of:
+        return "not run"
+    lines = of["sanitize"]["tools"]
+    if not all(line["tool"] for line in lines):
+        return "called without it"
+    if all(line["clean"] for line in lines):
+        return "clean"
+    return words("; ".join(f"{li['tool']}: {li['found']}" for li in lines if not li["clean"]))
+
+
+if __name__ == "__main__":
+    main()

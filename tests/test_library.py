@@ -1,0 +1,131 @@
+"""The library that the repository keeps: certified, callable without a GPU, its tables current."""
+
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import library
+import library_table
+import pytest
+from kagent.export.reading import read_library
+from kagent.export.writing import files_of, write_library
+from kagent_sandbox.errors import UserError
+from kept_library import operators_called, require_certified
+from made_library import cpu_library, gpu_library
+
+KEPT = [p for p in [library_table.LIBRARY] if p.exists()]
+
+
+@pytest.fixture
+def made(tmp_path):
+    """A library of C++ kernels, its figures made up."""
+    record = cpu_library()
+    write_library(record, files_of(record, cubins={}), tmp_path / "made")
+    return tmp_path / "made"
+
+
+@pytest.fixture(params=[*KEPT, None], ids=lambda p: p.name if p else "made")
+def folder(request, made):
+    """The library of the repository, if there is one, and one that is made here."""
+    return request.param or made
+
+
+def test_it_is_what_its_record_says(folder, tmp_path):
+    require_certified(folder, tmp_path)
+
+
+def test_every_operator_falls_back_and_passes_opcheck(folder):
+    names = [o.task for o in read_library(folder).library.operators]
+    assert operators_called(folder) == sorted(names)
+
+
+def test_a_library_that_is_not_as_it_was_written_is_found(made, tmp_path):
+    (path, *_) = made.glob("build/*/*/kernels/softmax_*.py")
+    path.write_text(path.read_text() + "\n")
+    with pytest.raises(AssertionError):
+        require_certified(made, tmp_path)
+
+
+def test_the_pages_have_the_tables_of_the_library_that_is_there():
+    command = [sys.executable, str(Path(library_table.__file__)), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+# -- the scripts themselves ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def session(tmp_path):
+    """A library for a GPU that is elsewhere, and made-up results of one of its operators."""
+    record, work = gpu_library("kagent_kernels"), tmp_path / "work"
+    write_library(record, files_of(record, cubins={}), work / "kagent_kernels")
+    session = library.Session(work, "kagent_kernels", ("attention",), ("cpu",), 1, 0.0, 1, False)
+    for stage in ("tests", "sanitize", "bench"):
+        (work / stage).mkdir()
+    (device,) = read_library(session.library).library.operators[0].devices
+    shapes = [
+        {"device": device.name, "case": p.case, "recorded_us": p.times[p.best].us, "us": us}
+        for p, us in zip(device.points, (101.0, 220.0), strict=False)
+    ]
+    tools = [{"tool": "memcheck", "found": "0", "clean": True}]
+    library.write(session, "tests", "attention", {"clean": True, "said": "18 passed"})
+    library.write(session, "sanitize", "attention", {"clean": True, "tools": tools})
+    library.write(session, "bench", "attention", {"shapes": shapes})
+    return session
+
+
+def test_the_tables_come_from_the_record_and_from_what_was_run(session, tmp_path):
+    figures = library.gather(session)
+    assert "18 passed" in library.table(session, figures)
+    library.pack(session, figures, tmp_path / "out")
+    kept = tmp_path / "kept"
+    library_table.take(tmp_path / "out" / "kagent_kernels.tar.gz", kept)
+    assert read_library(kept).changed() == []
+    readme, results = library_table.tables(kept).values()
+    line = next(li for li in readme.splitlines() if li.startswith("| attention "))
+    assert line.startswith("| attention | Triton | 1.30 (1.30 to 1.30) | ")
+    assert line.endswith(" | 1 of 2 | clean |")
+    assert "- Not run: own tests of linear_cross_entropy." in readme
+    assert "NVIDIA H100 80GB HBM3" in readme
+    row = next(li for li in results.splitlines() if li.startswith("| attention "))
+    assert "100.0 (97.00–104.0)" in row
+    assert row.endswith("| 101.0 |")
+
+
+def test_results_of_an_operator_as_it_was_do_not_count(session):
+    disk = read_library(session.library)
+    table = disk.package / "portfolio" / "attention.json"
+    assert library.unknown_to(session, "bench") == []
+    table.write_text(table.read_text() + " ")
+    assert library.gather(session)["operators"]["attention"] == {}
+    assert library.unknown_to(session, "bench") == ["attention"]
+
+
+def test_a_library_that_no_gpu_measured_or_that_was_edited_is_not_taken(session, made, tmp_path):
+    for source, edited, why in (
+        (made, False, "measured on GPUs alone"),
+        (session.library, True, "CARD.md is not as it was written"),
+    ):
+        copied, archive = tmp_path / why / "lib", tmp_path / f"{why}.tar.gz"
+        shutil.copytree(source, copied)
+        if edited:
+            (copied / "CARD.md").write_text("faster\n")
+        with tarfile.open(archive, "w:gz") as tar:
+            tar.add(copied, "lib")
+        with pytest.raises(UserError, match=why):
+            library_table.take(archive, tmp_path / "kept")
+    assert not (tmp_path / "kept").exists()
+
+
+def test_what_runs_past_the_time_is_ended_and_what_is_left_is_named(session, tmp_path, capsys):
+    late = [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(600)"]
+    code = library.command(session, tmp_path / "log", *late)
+    assert library.ended(code) == "ended, the time is up"
+    one = []
+    slots = library.slots_of(("cpu",), 1)
+    library.at_once(session, "bench", ["a", "b"], lambda task, _: one.append(task) or "", slots)
+    assert one == []
+    assert capsys.readouterr().out.count("left out, the time is up") == 2
