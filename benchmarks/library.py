@@ -33,7 +33,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -206,8 +206,7 @@ def export(session: Session) -> None:
         code = command(session, session.log("export", task), *KAGENT, *words)
         return "" if not code else f"{ended(code)}: {last_line(session.log('export', task))}"
 
-    left = [t for t in runs if not is_library(session.work / "each" / t)]
-    at_once(session, "export", left, one, slots_of(session.devices, session.at_once))
+    at_once(session, "export", [t for t in runs if not is_library(session.work / "each" / t)], one)
     merge(session)
 
 
@@ -242,8 +241,7 @@ def tests(session: Session) -> None:
         write(session, "tests", task, {"clean": not code, "said": last_line(log)})
         return "" if not code else last_line(log)
 
-    slots = slots_of(session.devices, session.at_once)
-    at_once(session, "tests", unknown_to(session, "tests"), one, slots)
+    at_once(session, "tests", unknown_to(session, "tests"), one)
 
 
 GUEST = "test_importing_and_calling_leave_the_process_as_it_was"
@@ -264,8 +262,7 @@ def sanitize(session: Session) -> None:
         write(session, "sanitize", task, {"clean": not code, "tools": lines})
         return "; ".join(f"{li['tool']}: {li['found']}" for li in lines if not li["clean"])
 
-    slots = slots_of(session.devices, session.at_once)
-    at_once(session, "sanitize", unknown_to(session, "sanitize"), one, slots)
+    at_once(session, "sanitize", unknown_to(session, "sanitize"), one)
 
 
 def bench(session: Session) -> None:
@@ -281,7 +278,7 @@ def bench(session: Session) -> None:
         write(session, "bench", task, {"shapes": json.loads(file.read_text())})
         return ""
 
-    at_once(session, "bench", unknown_to(session, "bench"), one, slots_of(session.devices, 1))
+    at_once(replace(session, at_once=1), "bench", unknown_to(session, "bench"), one)
 
 
 STAGE: Mapping[str, Callable[[Session], None]] = {
@@ -298,15 +295,33 @@ KAGENT = (sys.executable, "-m", "kagent")
 
 
 def at_once(
+    session: Session, stage: str, tasks: Sequence[str], one: Callable[[str, Slot], str]
+) -> None:
+    """Work on tasks, some on each device; `one` returns what failed, "" if nothing did. What fails
+    beside others, perhaps for lack of memory, is tried once more, alone on its device.
+    """
+    (session.work / stage).mkdir(exist_ok=True)
+    slots = slots_of(session.devices, session.at_once)
+    failed = in_slots(session, stage, tasks, one, slots)
+    again = [t for t, why in failed.items() if NOT_FASTER not in why]
+    if again and session.at_once > 1 and session.left_s > LEAST_S:
+        print(f"{stage}: once more, alone: {', '.join(again)}", flush=True)
+        in_slots(session, stage, again, one, slots_of(session.devices, 1))
+
+
+NOT_FASTER = "is not FASTER"
+
+
+def in_slots(
     session: Session,
     stage: str,
     tasks: Sequence[str],
     one: Callable[[str, Slot], str],
     slots: Sequence[Slot],
-) -> None:
-    """Work on tasks, one in each slot; `one` returns what failed, "" if nothing did."""
-    (session.work / stage).mkdir(exist_ok=True)
+) -> dict[str, str]:
+    """Work on tasks, one in each slot; return what failed."""
     left, lock = list(tasks), threading.Lock()
+    found: dict[str, str] = {}
 
     def work(slot: Slot) -> None:
         if slot.cores:
@@ -318,14 +333,16 @@ def at_once(
                 task = left.pop(0)
             began = time.monotonic()
             if session.left_s < LEAST_S:
-                failed = "left out, the time is up"
+                why = "left out, the time is up"
             else:
                 try:
-                    failed = one(task, slot)
+                    why = one(task, slot)
                 except (KagentError, OSError, ValueError) as e:
-                    failed = f"{type(e).__name__}: {e}"
+                    why = f"{type(e).__name__}: {e}"
+            if why:
+                found[task] = why
             took = f"{time.monotonic() - began:.0f} s"
-            print(f"{task:22} {stage}: {failed or 'done'}, {took}", flush=True)
+            print(f"{task:22} {stage}: {why or 'done'}, {took}", flush=True)
 
     with ThreadPoolExecutor(len(slots)) as threads:
         try:
@@ -334,6 +351,7 @@ def at_once(
         except BaseException:
             STOPPED.set()
             raise
+    return found
 
 
 def command(session: Session, log: Path, *words: str, **environment: str) -> int:

@@ -1,9 +1,12 @@
 """The library that the repository keeps: certified, callable without a GPU, its tables current."""
 
+import math
 import shutil
 import subprocess
 import sys
 import tarfile
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import library
@@ -124,8 +127,27 @@ def test_what_runs_past_the_time_is_ended_and_what_is_left_is_named(session, tmp
     late = [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(600)"]
     code = library.command(session, tmp_path / "log", *late)
     assert library.ended(code) == "ended, the time is up"
-    one = []
-    slots = library.slots_of(("cpu",), 1)
-    library.at_once(session, "bench", ["a", "b"], lambda task, _: one.append(task) or "", slots)
-    assert one == []
+    asked = []
+    library.at_once(session, "bench", ["a", "b"], lambda task, _: asked.append(task) or "")
+    assert asked == []
     assert capsys.readouterr().out.count("left out, the time is up") == 2
+
+
+def test_what_fails_beside_others_is_tried_once_more_alone(session, capsys):
+    """But for what lost a race. An error keeps no other task out."""
+    asked, cores = Counter(), {}
+
+    def one(task, slot):
+        asked[task] += 1
+        cores.setdefault(task, []).append(len(slot.cores))
+        if task == "raises" and asked[task] == 1:
+            raise OSError("no memory")
+        return {"loses": f"a#1 {library.NOT_FASTER} than torch", "fails": "exit 1"}.get(task, "")
+
+    busy = replace(session, ends_s=math.inf, at_once=2, devices=("cuda:0",))
+    library.at_once(busy, "bench", ["raises", "loses", "fails", "works"], one)
+    assert asked == {"raises": 2, "loses": 1, "fails": 2, "works": 1}
+    assert cores["fails"][-1] == 0, "all cores"
+    out = capsys.readouterr().out
+    assert "OSError: no memory" in out
+    assert "once more, alone: raises, fails" in out or "alone: fails, raises" in out
