@@ -19,8 +19,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from import_kernelbench import failed
-from kagent.authoring.importers.flashinfer.exchange import read_definition
-from kagent.authoring.importers.flashinfer.task import find_definitions, import_definition
+from kagent.authoring.importers.flashinfer.exchange import find_definitions, read_definition
+from kagent.authoring.importers.flashinfer.task import import_definition
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.errors import KagentError
 from kagent_sandbox.judge.task_check import check_task

@@ -45,12 +45,14 @@ def _given_task(task: str | None, definition: Path | None) -> Iterator[Task]:
     Raises:
         UserError: Neither or both are given, or there is no such task.
     """
-    from kagent.authoring.importers.flashinfer.task import import_definition
     from kagent.tasks import find_task
 
     if task is not None and definition is not None:
         raise UserError("--task and --definition: one of the two was expected")
     if definition is not None:
+        # Imports torch, which takes seconds.
+        from kagent.authoring.importers.flashinfer.task import import_definition
+
         with tempfile.TemporaryDirectory() as folder:
             yield find_task(import_definition(definition, None, Path(folder)).folder)
     elif task is not None:

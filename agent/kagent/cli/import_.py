@@ -29,7 +29,8 @@ def kernelbench(
     json_: JsonOption = False,
 ) -> None:
     """Make a task of each KernelBench problem, with seeds, and check it."""
-    from kagent.authoring.importers.kernelbench import problem_files, read_problem
+    from kagent.authoring.importers.kernelbench import read_problem
+    from kagent.authoring.importers.kernelbench_files import problem_files
     from kagent.authoring.new_task import make_task
 
     files = problem_files(paths)
@@ -75,11 +76,8 @@ def flashinfer(
     json_: JsonOption = False,
 ) -> None:
     """Import definitions of FlashInfer-Bench, SOL-ExecBench and others of their format."""
-    from kagent.authoring.importers.flashinfer.task import (
-        ImportedDefinition,
-        find_definitions,
-        import_definition,
-    )
+    from kagent.authoring.importers.flashinfer.exchange import find_definitions
+    from kagent.authoring.importers.flashinfer.task import ImportedDefinition, import_definition
 
     done: list[ImportedDefinition] = []
     refused: dict[str, str] = {}

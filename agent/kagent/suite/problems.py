@@ -91,10 +91,8 @@ def _problems_of(source: str, *, alone: bool) -> list[Problem]:
 
 def _inside(path: Path) -> Iterator[tuple[Form, str, str]]:
     """Form, path and workloads of all problems below a path."""
-    from kagent.authoring.importers.flashinfer.task import find_definitions
-    from kagent.authoring.importers.kernelbench import (
-        is_problem,  # imports torch, which takes seconds
-    )
+    from kagent.authoring.importers.flashinfer.exchange import find_definitions
+    from kagent.authoring.importers.kernelbench_files import is_problem
 
     def below(pattern: str) -> list[Path]:
         found = [path] if path.match(pattern) else path.rglob(pattern)

@@ -15,7 +15,8 @@ from kagent.authoring.draft.reference import reference_py
 from kagent.authoring.draft.toml import task_toml
 from kagent.authoring.draft.trial import Trials
 from kagent.authoring.errors import AuthoringError
-from kagent.authoring.importers.kernelbench import problem_files, read_problem
+from kagent.authoring.importers.kernelbench import read_problem
+from kagent.authoring.importers.kernelbench_files import problem_files
 from kagent.authoring.new_task import find_room, make_draft, make_task, parse_vary
 from kagent.authoring.tracing import trace as trace_module
 from kagent.authoring.tracing.drawing import observed, recorded

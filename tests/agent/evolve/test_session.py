@@ -120,6 +120,10 @@ def test_the_agent_does_without_torch():
     ]
     code = (
         f"import sys, {', '.join(modules)}; from kagent.asktell.prompt_preview import own_device; "
-        "assert own_device('cpu'); assert 'torch' not in sys.modules"
+        "assert own_device('cpu')\n"
+        "with kagent.cli.candidates._given_task('softmax', None) as task: pass\n"
+        "from kagent.suite.problems import find_problems\n"
+        "assert find_problems([str(task.folder.parent)])\n"
+        "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

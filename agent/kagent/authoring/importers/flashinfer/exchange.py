@@ -272,3 +272,38 @@ def _parse(record: type[_R], text: str, where: str) -> _R:
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no number of JSON")
+
+
+def find_definitions(paths: Sequence[Path]) -> list[tuple[Path, Path | None]]:
+    """Find definitions among files and folders, and the workloads of each.
+
+    Args:
+        paths: Definitions (.json), workloads (.jsonl), or folders with both. A file of workloads
+            belongs to the definition of the same name.
+
+    Raises:
+        UserError: There is no definition, or workloads belong to none.
+    """
+    files = [f for p in paths for f in (sorted(p.rglob("*.json*")) if p.is_dir() else [p])]
+    given = {f for f in paths if not f.is_dir()}
+    loads = {f.stem: f for f in files if f.suffix == ".jsonl" and "traces" not in f.parts}
+    found = [f for f in files if f.suffix == ".json" and (f in given or _is_definition(f))]
+    if not found:
+        raise UserError(
+            f"{', '.join(map(str, paths))}: no definition there: a .json file of "
+            "FlashInfer-Bench's format was expected, or a folder of them"
+        )
+    if len(found) == 1 and len(loads) == 1:
+        return [(found[0], next(iter(loads.values())))]
+    lost = [f for stem, f in loads.items() if f in given and stem not in {d.stem for d in found}]
+    if lost:
+        raise UserError(f"{lost[0]}: workloads of no definition that was given: name it, too")
+    return [(f, loads.get(f.stem)) for f in found]
+
+
+def _is_definition(path: Path) -> bool:
+    """Whether a file of a folder is a definition: solutions lie beside them."""
+    if "solutions" in path.parts:
+        return False
+    head = path.read_text(encoding="utf-8", errors="replace")
+    return '"axes"' in head and '"reference"' in head

@@ -5,9 +5,9 @@ import torch
 from commands import run
 from flashinfer_definitions import norm, paged, tensor, variable, workload, write
 from kagent.authoring.importers.flashinfer.cases import CHECK, at_point
-from kagent.authoring.importers.flashinfer.exchange import read_definition
+from kagent.authoring.importers.flashinfer.exchange import find_definitions, read_definition
 from kagent.authoring.importers.flashinfer.inputs import understand
-from kagent.authoring.importers.flashinfer.task import find_definitions, import_definition
+from kagent.authoring.importers.flashinfer.task import import_definition
 from kagent_sandbox.data.build_case import build_case
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.errors import TaskError, UserError
