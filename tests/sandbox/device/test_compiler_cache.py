@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import warm_python
 from kagent_sandbox.data.race import COMPILE_MODES
 from kagent_sandbox.data.task import draw_hidden
 from kagent_sandbox.device import compiler_cache
@@ -21,6 +22,8 @@ from kagent_sandbox.device.cuda.race_processes import RaceProcesses
 from kagent_sandbox.device.cuda.traits import TRAITS
 from kagent_sandbox.errors import DeviceError
 from kagent_sandbox.judge.timing.race_baselines import RaceBaselines
+
+pytestmark = pytest.mark.usefixtures("warm_processes", "few_compiled")
 
 
 def carried(source, target):
@@ -100,7 +103,7 @@ def test_no_choice_is_kept_that_would_be_written_where_it_was_made(tmp_path, mon
     assert AutotuneCache.create(stored, "/of/another/user/kernel.py", "0") is None
 
 
-COMPILE = """
+COMPILE = f"""{warm_python.PROGRAM}
 import gc
 gc.disable()  # imports would collect often, and find next to nothing
 import importlib.util, pathlib, sys
@@ -293,7 +296,7 @@ def test_of_products_the_binaries_are_compiled_ahead_and_shared(monkeypatch, tmp
     assert device.given[0][1] == []
 
 
-HEADERS = """
+HEADERS = f"""{warm_python.PROGRAM}
 import os, sys, tempfile
 from kagent_sandbox.data.race import COMPILE_MODES
 from kagent_sandbox.device.baseline_calls import _function
@@ -326,7 +329,7 @@ def test_precompiled_headers_are_not_left_among_temporary_files(tmp_path):
     assert left.strip() == "[]"
 
 
-COMPILE_ONLY = """
+COMPILE_ONLY = f"""{warm_python.PROGRAM}
 import os, sys
 from pathlib import Path
 from kagent_sandbox.device import compiler_cache

@@ -156,7 +156,8 @@ def dying(path, text):
         "-c",
         f"""
 import os
-from kagent_sandbox.judge import judge, server
+from kagent_sandbox.judge import judge
+from kagent_sandbox.judge.server import main
 
 check = judge.Judge.check
 
@@ -169,7 +170,7 @@ def fatal(self, built):
     return check(self, built)
 
 judge.Judge.check = fatal
-server.main()
+main()
 """,
     )
 
