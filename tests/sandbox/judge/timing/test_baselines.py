@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch
+import warm_python
 from kagent_sandbox import cache
 from kagent_sandbox.data.device import DeviceFacts
 from kagent_sandbox.data.records import from_json, to_json
@@ -20,6 +21,7 @@ from kagent_sandbox.errors import ChildDied
 from kagent_sandbox.judge.timing import baselines
 from kagent_sandbox.judge.timing.noise import Noise
 
+pytestmark = pytest.mark.usefixtures("few_compiled", "warm_processes")
 FACTS = DeviceFacts("cpu", "a cpu", "cpu", "a cpu, torch 0", 1 << 30, 1 << 20, 2, 0.0)
 
 TOML = """
@@ -83,6 +85,7 @@ def _only_eager(monkeypatch):
     """The worker without torch.compile, which takes seconds to import."""
     worker = "kagent_sandbox.device.baseline_calls"
     code = (
+        f"{warm_python.PROGRAM}\n"
         f"import {worker} as b, kagent_sandbox.judge.timing.baseline_worker as w; "
         "names = w.all_names; "
         "w.all_names = lambda r, k: [n for n in names(r, k) if not n.startswith('compile')]; "
