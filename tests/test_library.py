@@ -13,10 +13,11 @@ import library
 import library_table
 import pytest
 from kagent.export.reading import read_library
+from kagent.export.record import ChangeRecord, CompiledRecord, LibraryRecord
 from kagent.export.writing import files_of, write_library
 from kagent_sandbox.errors import UserError
-from kept_library import operators_called, require_certified
-from made_library import cpu_library, gpu_library
+from library_checks import operators_called, require_certified
+from synthetic_library import cpu_library, gpu_library
 
 KEPT = [p for p in [library_table.LIBRARY] if p.exists()]
 
@@ -96,6 +97,33 @@ def test_the_tables_come_from_the_record_and_from_what_was_run(session, tmp_path
     row = next(li for li in results.splitlines() if li.startswith("| attention "))
     assert "100.0 (97.00–104.0)" in row
     assert row.endswith("| 101.0 |")
+
+
+def test_libraries_of_single_tasks_become_one_with_their_binaries(session):
+    """When a task joins later, what is known of the others stays."""
+    whole = gpu_library()
+    key = "ab" * 32
+    for operator in whole.operators:
+        cubins, kernels = {}, operator.kernels
+        if operator.task == "linear_cross_entropy":
+            compiled = CompiledRecord(key, "sm_90a", "cuda", "rows", "text", (), ())
+            cubins, kernels = {key: b"cubin"}, (replace(kernels[0], compiled=(compiled,)),)
+        record = LibraryRecord(
+            f"only_{operator.task}", "1.0.0", "0", (replace(operator, kernels=kernels),), ()
+        )
+        record = replace(record, history=(ChangeRecord("1.0.0", "today", ("added",)),))
+        each = session.work / "each" / operator.task
+        write_library(record, files_of(record, cubins=cubins), each)
+    shutil.rmtree(session.library)
+    library.merge(session)  # its only task is attention
+    assert [o.task for o in read_library(session.library).library.operators] == ["attention"]
+    assert library.gather(session)["operators"]["attention"]["tests"]["said"] == "18 passed"
+    library.merge(replace(session, tasks=("attention", "linear_cross_entropy")))
+    disk = read_library(session.library)
+    assert [o.task for o in disk.library.operators] == ["attention", "linear_cross_entropy"]
+    assert disk.changed() == []
+    assert (disk.package / "cubins" / f"{key}.cubin").read_bytes() == b"cubin"
+    assert library.gather(session)["operators"]["attention"]["tests"]["said"] == "18 passed"
 
 
 def test_results_of_an_operator_as_it_was_do_not_count(session):

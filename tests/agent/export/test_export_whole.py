@@ -9,7 +9,7 @@ import sys
 import pytest
 from commands import run
 from kagent.resources import resource
-from kept_library import require_certified
+from library_checks import require_certified
 
 pytestmark = [
     pytest.mark.timeout(400),  # a run, and a library's measurements
