@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import gzip
 import hashlib
 import json
@@ -73,8 +74,9 @@ def render(folder: str, manifest: Manifest, history: History, *, live: bool = Fa
     )
 
 
+@functools.cache
 def template(name: str, *folders: Path) -> jinja2.Template:
-    """A page's template.
+    """A page's template, compiled once: pages are written again while candidates are timed.
 
     Args:
         name: Its file.

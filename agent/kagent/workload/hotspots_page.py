@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
-from kagent.review.page import STYLE, embedded, policy, visible
+from kagent.review.page import STYLE, embedded, policy, template
 from kagent.workload.hotspots import Hotspot, Hotspots
 from kagent.workload.hotspots_view import millis
 
@@ -17,17 +15,9 @@ _REST = "outside of operations"
 
 def render(found: Hotspots) -> str:
     """Render the page of a script's hotspots."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_HERE),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=visible,
-    )
     script = (_HERE / "hotspots.js").read_text(encoding="utf-8")
     styles = [STYLE.read_text(encoding="utf-8"), (_HERE / "hotspots.css").read_text("utf-8")]
-    return environment.get_template("hotspots.html.j2").render(
+    return template("hotspots.html.j2", _HERE).render(
         found=found,
         millis=millis,
         rest_us=max(0.0, found.step_us - found.ops_us),
