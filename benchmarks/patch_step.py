@@ -2,11 +2,11 @@
 
     python benchmarks/patch_step.py FOLDER [--budget 2] [--pairs 120]
 
-Two regions, one of each direction, become tasks. Their first kernels are written by hand: the
-built-in task's for GELU, and column_sum.py for the gradients of biases. The built-in tuner searches
-their parameters; the winners are exported and put back into the training script. The last line is
-the step before and after, for docs/results.md. The number of pairs is fixed before; nothing is
-measured again if it is not FASTER. The folder must be new: it gets the icicle, the tasks, the runs,
+Two regions become tasks: GELU and its gradient. Their first kernels are the built-in tasks', with
+the regions' names of arguments. The built-in tuner searches their parameters; the winners are
+exported and put back into the training script. The last line is the step before and after, for
+docs/results.md. The number of pairs is fixed before; nothing is measured again if it is not FASTER.
+The folder must be new: it gets the icicle, the tasks, the runs,
 the library and the patch. It is meant for cores that nothing else uses.
 """
 
@@ -26,23 +26,39 @@ import torch
 
 HERE = Path(__file__).resolve().parent
 SCRIPT = HERE / "small_transformer.py"
-SIZES = ("--width", 64)
-"""A CPU task has cases of about a millisecond of torch. Far from them a library calls torch."""
-REGIONS = {"mlp_gelu": ("forward", "gelu"), "column_sum": ("backward", "sum")}
+REGIONS = {"mlp_gelu": ("forward", "gelu"), "mlp_gelu_gradient": ("backward", "gelu_backward")}
 """Tasks, and direction and title of their regions. Of several the most frequent is taken; a region
 that differs from it in sizes alone is replaced as well.
 """
+KERNELS = {
+    "mlp_gelu": (
+        "gelu",
+        ("def gelu(x:", "def mlp_gelu(x0:"),
+        ("x = x.contiguous()", "x = x0.contiguous()"),
+    ),
+    "mlp_gelu_gradient": (
+        "gelu_backward",
+        (
+            "def gelu_backward(grad: torch.Tensor, x:",
+            "def mlp_gelu_gradient(x0: torch.Tensor, x1:",
+        ),
+        (
+            "grad, x = grad.contiguous(), x.contiguous()",
+            "grad, x = x0.contiguous(), x1.contiguous()",
+        ),
+    ),
+}
+"""The built-in task of each, and what takes the places of its host code's names."""
 
 
 def first_kernel(task: str) -> str:
     """Text of the task's first candidate."""
-    if task == "column_sum":
-        return (HERE / "column_sum.py").read_text(encoding="utf-8")
-    text = (HERE.parent / "seeds/gelu/cpp_simd.py").read_text(encoding="utf-8")
-    of_seed = "def gelu(x: torch.Tensor) -> torch.Tensor:\n    x = x.contiguous()"
-    assert of_seed in text
-    # A region's arguments have other names.
-    return text.replace(of_seed, of_seed.replace("gelu(x:", "mlp_gelu(x0:").replace("x.c", "x0.c"))
+    seed, *changes = KERNELS[task]
+    text = (HERE.parent / f"seeds/{seed}/cpp_simd.py").read_text(encoding="utf-8")
+    for old, new in changes:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return text
 
 
 def kagent(*words: object, folder: Path, may_end: tuple[int, ...] = (0,)) -> str:
@@ -64,7 +80,7 @@ def make_task(task: str, regions: list[dict[str, Any]], folder: Path) -> None:
     alike = [r for r in regions if (r["phase"], r["title"]) == REGIONS[task]]
     key = max(alike, key=lambda r: int(r["count"]))["key"]
     words = ("hotspots", SCRIPT, "--take", key, "--to", ".", "--json")
-    kagent(*words, "--", *SIZES, folder=folder)
+    kagent(*words, folder=folder)
     kagent("new", f"region_{key}.py:region", "--name", task, "--no-seeds", folder=folder)
     (folder / task / "cpp_first.py").write_text(first_kernel(task), encoding="utf-8")
 
@@ -107,9 +123,7 @@ def main() -> None:
     here = options.folder.resolve()
     here.mkdir(parents=True)
     begun_s = time.monotonic()
-    hotspots = kagent(
-        "hotspots", SCRIPT, "--page", "hotspots.html", "--json", "--", *SIZES, folder=here
-    )
+    hotspots = kagent("hotspots", SCRIPT, "--page", "hotspots.html", "--json", folder=here)
     regions = json.loads(hotspots)["regions"]
     for task in REGIONS:
         make_task(task, regions, here)
@@ -118,7 +132,7 @@ def main() -> None:
     runs = [max((here / "runs").glob(f"{task}-*")) for task in REGIONS]
     kagent("export", *runs, "--to", "my_kernels", "--allow-slower", folder=here)
     words = ("patch", SCRIPT, "my_kernels", "--pairs", options.pairs, "--json")
-    script = ("--", *SIZES, "--steps", 20 * options.pairs + 1000)
+    script = ("--", "--steps", 20 * options.pairs + 1000)
     found = json.loads(kagent(*words, *script, folder=here, may_end=(0, 3)))
     (here / "patch.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
     print(summary(found, options, time.monotonic() - begun_s))

@@ -12,6 +12,7 @@ and nothing replaced.
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -400,8 +401,7 @@ def _timed(
         trials[name].append(_trial(plain_us, own_us))
     for (name, rest), own_us in zip(tried, us[len(bases) + len(functions) :], strict=True):
         trials[name].append(_region_trial(plain_us, base_us[rest], own_us, rest))
-    best = min((t for n in regions for t in trials[n] if t.kept), key=_us, default=None)
-    chosen = best.rest if best is not None else None
+    chosen = _best_rest(base_us, [t for name in regions for t in trials[name]])
     outcomes = [_outcome(p, trials.get(p.site, ()), chosen) for p in found.sites]
     found = replace_fields(
         found,
@@ -411,27 +411,61 @@ def _timed(
         disturbed=disturbed,
     )
     kept = [p for p in outcomes if p.kept]
+    return _whole(session, found, kept, regions, chosen, pairs, warmup, say)
+
+
+def _best_rest(
+    base_us: Mapping[Rest, Sequence[float]], trials: Sequence[PatchTrial]
+) -> Rest | None:
+    """The rest with which a step is likely the shortest, with all regions that pay in it; None if
+    none does.
+    """
+    found: dict[Rest, float] = {}
+    for rest, us in base_us.items():
+        ratios = [t.ratio.value for t in trials if t.rest == rest and t.kept]
+        if ratios:
+            found[rest] = median(us) / math.prod(ratios)
+    return min(found, key=lambda rest: found[rest], default=None)
+
+
+def _whole(
+    session: _Session,
+    found: Patch,
+    kept: Sequence[Patched],
+    regions: Sequence[str],
+    rest: Rest | None,
+    pairs: int,
+    warmup: int,
+    say: Callable[[str], None],
+) -> Patch:
+    """Compare the script with all that is kept. Regions share what it costs to capture graphs, so
+    that only all of them together are held against it.
+    """
     if not kept:
         return found
+    rest = rest if any(p.site in regions for p in kept) else None
     if len(kept) == 1:
         trial = kept[0].trials[0]
-        ratio = trial.ratio if trial.script is None else trial.script
-        return replace_fields(found, rest=chosen, after_us=trial.us, ratio=ratio)
-    say("timing all of them together")
-    configuration = _with([p.site for p in kept], chosen or "operations")
-    (plain_us, after_us), disturbed = _times(session, [None, configuration], pairs, warmup)
-    return replace_fields(
-        found,
-        rest=chosen,
-        before_us=median(plain_us),
-        after_us=median(after_us),
-        ratio=_ratio(plain_us, after_us),
-        disturbed=disturbed,
-    )
-
-
-def _us(trial: PatchTrial) -> float:
-    return trial.us
+        ratio, after_us = trial.script or trial.ratio, trial.us
+    else:
+        say("timing all of them together")
+        configuration = _with([p.site for p in kept], rest or "operations")
+        (plain_us, us), disturbed = _times(session, [None, configuration], pairs, warmup)
+        ratio, after_us = _ratio(plain_us, us), median(us)
+        found = replace_fields(found, before_us=median(plain_us), disturbed=disturbed)
+    verdict = speed_verdict(ratio.low, ratio.high)
+    if rest is not None and verdict is not SpeedVerdict.FASTER:
+        together = "" if len(kept) == 1 else "together "
+        beside = interval_text(ratio.value, ratio.low, ratio.high)
+        why = f"{together}{verdict.value} beside the unpatched script, {beside}: taken back"
+        sites = [
+            replace_fields(p, kept=False, why=why) if p.kept and p.site in regions else p
+            for p in found.sites
+        ]
+        found = replace_fields(found, sites=sites)
+        functions = [p for p in kept if p.site not in regions]
+        return _whole(session, found, functions, regions, None, pairs, warmup, say)
+    return replace_fields(found, rest=rest, after_us=after_us, ratio=ratio)
 
 
 def _trial(before_us: Sequence[float], own_us: Sequence[float]) -> PatchTrial:
@@ -447,17 +481,12 @@ def _region_trial(
     plain_us: Sequence[float], base_us: Sequence[float], own_us: Sequence[float], rest: Rest
 ) -> PatchTrial:
     """Compare a region with the same graphs as they are, and with the script."""
-    trial = replace_fields(_trial(base_us, own_us), rest=rest, script=_ratio(plain_us, own_us))
-    whole = _trial(plain_us, own_us)
-    if not trial.kept or whole.kept:
-        return trial
-    beside = interval_text(whole.ratio.value, whole.ratio.low, whole.ratio.high)
-    why = f"{whole.verdict.value} beside the unpatched script, {beside}"
-    return replace_fields(trial, kept=False, why=why)
+    script = _ratio(plain_us, own_us)
+    return replace_fields(_trial(base_us, own_us), rest=rest, script=script)
 
 
 def _outcome(p: Patched, trials: Sequence[PatchTrial], rest: Rest | None) -> Patched:
-    """Keep it if it pays with the rest of the graphs that was chosen."""
+    """Keep it if it pays in the graphs whose rest was chosen."""
     if not trials:
         return p
     first = min(trials, key=lambda t: (t.rest not in (None, rest), not t.kept, -t.ratio.value))

@@ -364,6 +364,8 @@ BOTH = ["region scaled", "region scaled_backward"]
 def region_library(tmp_path, monkeypatch):
     """A library of regions with kernels in C++, and of one that the script does not have."""
     torch._dynamo.reset()
+    inductor = torch._TorchCompileInductorWrapper  # a patch's process ends with it replaced
+    monkeypatch.setattr(inductor, "__call__", inductor.__call__)
     package = tmp_path / "region_ops"
     (package / "operators").mkdir(parents=True)
     (package / "__init__.py").write_text(REGION_LIBRARY)
@@ -392,18 +394,19 @@ def patch_regions(script, region_library, monkeypatch, tmp_path):
     the configurations that were timed.
     """
     US = {"operations": (200.0, 100.0, 90.0), "inductor": (60.0, 50.0, 45.0)}
-    timed = []
+    timed, used = [], {}
 
     def times(session, configurations, pairs, warmup):
         timed.append(configurations)
         session.run(mode="times", configurations=configurations, pairs=pairs, warmup=warmup)
-        us = [300.0 if c is None else US[c["rest"]][len(c["sites"])] for c in configurations]
+        us = [300.0 if c is None else used[c["rest"]][len(c["sites"])] for c in configurations]
         return [[each] * pairs for each in us], ()
 
     monkeypatch.setattr("kagent.workload.patch._times", times)
 
-    def patched(text, **more):
+    def patched(text, us=None, **more):
         script.write_text(text)
+        used.update(us or US)
         to = tmp_path / "region_patch.py"
         words = {"replace": [], "to": to, "kind": "optimizer", "steps": 2, "pairs": 4, "warmup": 1}
         return patch(script, [tmp_path], ["99"], **words, **more), to, timed
@@ -438,6 +441,22 @@ def test_regions_of_both_directions_are_replaced(patch_regions):
     assert module.GRAPHS
     module.disable()
     assert torch.equal(block(x), wanted)
+
+
+@pytest.mark.parametrize(("both_us", "kept"), [(270.0, True), (310.0, False)])
+def test_regions_are_held_against_the_script_together(patch_regions, both_us, kept):
+    """To capture graphs costs 30 us, and each region saves 25."""
+    us = {"operations": (330.0, 305.0, both_us)}
+    found, to, timed = patch_regions(MODEL, us, rests=["operations"])
+    assert [t.verdict for s in found.sites[:2] for t in s.trials] == ["FASTER", "FASTER"]
+    assert [s.kept for s in found.sites[:2]] == [kept, kept]
+    assert timed[1:] == [[None, {"sites": BOTH, "rest": "operations"}]]
+    assert to.exists() == kept
+    if kept:
+        assert (found.ratio.value, found.after_us) == (pytest.approx(300 / 270), 270.0)
+    else:
+        assert found.ratio is None
+        assert found.sites[0].why.startswith("together SLOWER beside the unpatched script, 0.9")
 
 
 def test_regions_of_a_script_that_compiles_itself(patch_regions):
