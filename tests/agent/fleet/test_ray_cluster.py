@@ -42,16 +42,19 @@ class Cluster:
         self.judge_nodes = []
 
     def add(self, cpus, *more):
-        words = ["start", "--block", "--num-cpus", cpus, "--object-store-memory", 80 << 20, *more]
-        process = subprocess.Popen(
-            [RAY, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        self.nodes.append(process)
-        said = []
-        for line in process.stdout:
-            said.append(line)
-            if "Ray runtime started" in line:
-                return process
+        words = ["start", "--block", "--num-cpus", cpus, "--object-store-memory", 80 << 20]
+        words += ["--include-log-monitor", "false", *more]  # it reads files all the time
+        for _ in range(3):  # Ray gives a node 30 s to start, which a busy machine takes longer for
+            process = subprocess.Popen(
+                [RAY, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+            said = []
+            for line in process.stdout:
+                said.append(line)
+                if "Ray runtime started" in line:
+                    self.nodes.append(process)
+                    return process
+            end(process)
         raise AssertionError("".join(said))
 
     def have_judge_nodes(self, count):
@@ -95,7 +98,7 @@ def cluster(uncompiled, measured_once):
         patch.setenv("RAY_prestart_worker_first_driver", "0")  # kagent's actors have their own
         made = Cluster(port)
         try:
-            alone = ["--include-dashboard", "false", "--temp-dir", folder]
+            alone = ["--include-dashboard", "false", "--no-monitor", "--temp-dir", folder]
             # Builders leave the CPUs of other nodes to judges that are started again.
             made.add(1, "--head", "--port", port, "--labels", "kagent-role=builder", *alone)
             patch.setenv("RAY_ADDRESS", made.address)
@@ -158,9 +161,10 @@ def assert_no_worker_is_left():
     assert not left
 
 
-def test_a_run_survives_its_workers_its_judge_and_a_node(cluster, task, tmp_path):
+def test_a_run_survives_its_workers_its_judge_a_node_and_its_agent(cluster, task, tmp_path):
     cluster.have_judge_nodes(1)
-    process = start(task, tmp_path / "runs", "--budget", 3)
+    runs = tmp_path / "runs"
+    process = start(task, runs, "--budget", 3)
     try:
         wait_until(process, r"^#0 ")
         for name in ("ray::BuildWorker", "kagent_sandbox.judge.server", "ray::JudgeWorker"):
@@ -168,44 +172,30 @@ def test_a_run_survives_its_workers_its_judge_and_a_node(cluster, task, tmp_path
         wait_until(process, r"^#1 ")
         cluster.lose_judge_node()
         cluster.have_judge_nodes(1)
-        said = process.communicate(timeout=400)
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode in (0, 3), said
-    (run,) = list_runs(tmp_path / "runs")
-    store, history = read_history(run)
-    assert history.lineage.counted == 3
-    assert [c.id for c in history.lineage] == list(range(len(history.lineage)))
-    assert history.race is not None
-    for candidate in history.lineage:  # nobody is blamed for what was done to the machines
-        assert "lost" not in getattr(candidate.verdict, "message", "")
-    environment = store.manifest.environment
-    assert environment["isolation"] >= "T1"
-    assert all(environment["canaries"].values())
-    assert set(environment["places"]) == {"judge", "builder 0"}
-    assert_no_worker_is_left()
-
-
-def test_a_killed_agent_leaves_nothing_and_its_run_goes_on(cluster, task, tmp_path):
-    cluster.have_judge_nodes(1)
-    runs = tmp_path / "runs"
-    process = start(task, runs, "--budget", 2)
-    try:
-        wait_until(process, r"^#0 ")
+        wait_until(process, r"^#2 ")
     finally:
         process.kill()
         process.communicate()
     assert_no_worker_is_left()
     (run,) = list_runs(runs)
-    before = [c.id for c in read_history(run)[1].lineage]
-    assert before
+    store, history = read_history(run)
+    before = [c.id for c in history.lineage]
+    assert before[:3] == [0, 1, 2]
+    environment = store.manifest.environment
+    assert environment["isolation"] >= "T1"
+    assert all(environment["canaries"].values())
+    assert set(environment["places"]) == {"judge", "builder 0"}
+
     again = start(task, runs, "--resume", "latest")
     said = again.communicate(timeout=400)
     assert again.returncode in (0, 3), said
     history = read_history(run)[1]
-    assert history.lineage.counted == 2
+    assert history.lineage.counted == 3
+    assert [c.id for c in history.lineage] == list(range(len(history.lineage)))
     assert [c.id for c in history.lineage][: len(before)] == before
+    assert history.race is not None
+    for candidate in history.lineage:  # nobody is blamed for what was done to the machines
+        assert "lost" not in getattr(candidate.verdict, "message", "")
     assert_no_worker_is_left()
 
 
@@ -240,6 +230,7 @@ def test_two_judges_share_a_run_and_one_of_them_may_be_lost(cluster, task, tmp_p
 def test_a_wrong_token_is_refused_in_a_line(cluster, task, tmp_path, monkeypatch):
     monkeypatch.delenv("RAY_AUTH_TOKEN_PATH")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "f" * 64)
+    monkeypatch.setenv("RAY_NUM_REDIS_GET_RETRIES", "2")  # of 20, a second each: it says no at once
     process = start(task, tmp_path / "runs", "--budget", 1)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 5, err
