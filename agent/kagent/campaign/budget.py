@@ -51,12 +51,14 @@ class Next:
         budget: The run's budget until the slice is over, all earlier ones included.
         max_time: Most seconds of its search; None: no limit.
         max_cost: Most dollars of the run, all earlier slices included; None: no limit.
+        shared: Whether others keep a part of the time or money that is left.
     """
 
     run: CampaignRun
     budget: int
     max_time: float | None
     max_cost: float | None
+    shared: bool = False
 
 
 def next_slice(
@@ -118,6 +120,7 @@ def next_slice(
         own.evaluations + most(run),
         None if left_s is None else left_s / rounds,
         None if left_dollars is None else own.dollars + left_dollars / sharing,
+        shared=(left_s is not None and rounds > 1) or (left_dollars is not None and sharing > 1),
     )
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from kagent.runs.store import read_history
 from kagent.suite.problems import Problem
 from kagent.suite.record import RUNS, FailedStep, ProblemState, write_record
 from kagent.suite.workers import Answer, Tell, Workers
-from kagent.text import short
+from kagent.text import plural, short
 from kagent.ui.end_of_run import NO_FINALIST
 
 MACHINE_FAILURES = 2
@@ -45,15 +46,16 @@ class CampaignRunner:
         folder: The campaign's folder.
         campaign: The campaign, as it is in the folder.
         options: Options of this session that all runs have: `jobs`, `isolation`.
-        say: Is told what is being done.
-        changed: Is called when a slice or a race is over.
+        say: Is told of a run, or a final race, what is being done for it; "" when that is over.
+        changed: Is called with what happened when a slice or a race is over, and with "" when
+            anything else is new.
         places: Slices of each device that are spent at once; one of each if it is empty.
     """
 
     folder: Path
     campaign: Campaign
     options: Mapping[str, object]
-    say: Callable[[str], None]
+    say: Callable[[str, str], None]
     changed: Callable[[str], None]
     places: Mapping[str, int] = field(default_factory=dict)
     _noted_s: float = field(default_factory=time.monotonic)
@@ -75,10 +77,16 @@ class CampaignRunner:
             left = [p for p in self.campaign.problems if not self.campaign.of(p).finished]
             _finish([pool.submit(self._race, p) for p in left])
         except BaseException:
-            self._workers.stop(self.say)
+            self._workers.stop(partial(self.say, ""))
             raise
         finally:
             pool.shutdown(cancel_futures=True)
+
+    @property
+    def seconds(self) -> float:
+        """Working time until now."""
+        with self._lock:
+            return self.campaign.seconds + time.monotonic() - self._noted_s
 
     @property
     def _room(self) -> dict[str, int]:
@@ -129,11 +137,13 @@ class CampaignRunner:
         def tell(line: Answer) -> None:
             if "run" in line:
                 self._change(run, run=line["run"])
-            if "phase" in line:
-                self.say(f"{run.name}, up to {found.budget} evaluations: {line['phase']}")
+            if "doing" in line:
+                self.say(run.name, f"up to {plural(found.budget, 'evaluation')}, {line['doing']}")
             self._keep(lambda c: c)  # with its time
+            if "recorded" in line:
+                self.changed("")
 
-        self.say(f"{run.name}: starting")
+        self.say(run.name, "starting")
         limits = {
             "budget": found.budget,
             "max_time": found.max_time,
@@ -141,6 +151,7 @@ class CampaignRunner:
             "seed": run.seed,
         }
         answer = self._ask(run, limits, run.run, elites, "", tell)
+        self.say(run.name, "")
         seconds = time.monotonic() - began
         after = self._read(self.campaign.run(run.name))
         if "error" in answer or after is None:
@@ -165,11 +176,15 @@ class CampaignRunner:
             )
             self.changed(f"{run.name}: failed: seed: no seed passed")
             return FailedStep.SEED
-        ended = stop.value if stop in _ENDED or not used.evaluations else ""
+        # Its first share of the time or money may have been too small for any evaluation.
+        first_share = found.shared and run.last is None and stop in (Stop.TIME, Stop.COST)
+        may_go_on = used.evaluations or first_share
+        ended = stop.value if stop in _ENDED or not may_go_on else ""
         self._change(run, last=used, over=ended)
         ended = f"; it ended: {ended}" if ended else ""
+        cost = f" for ${used.dollars:.2f}" if used.dollars else ""
         self.changed(
-            f"{run.name}: {used.evaluations} evaluations in {used.seconds:.0f} s, "
+            f"{run.name}: {plural(used.evaluations, 'evaluation')} in {used.seconds:.0f} s{cost}, "
             f"gain {100 * math.expm1(used.gain):+.1f} %{ended}"
         )
         return None
@@ -202,13 +217,14 @@ class CampaignRunner:
         def tell(line: Answer) -> None:
             if "run" in line:
                 self._keep(lambda c: c.noted(problem, run=line["run"]))
-            if "phase" in line:
-                self.say(f"{problem.name}, final race of {len(finalists)}: {line['phase']}")
+            if "doing" in line:
+                self.say(problem.name, f"final race of {len(finalists)}, {line['doing']}")
 
         store, _ = read_history(self.folder / RUNS / read[0][0])
         target = store.manifest.target
         begun = self.campaign.of(problem).run
         answer = self._ask(runs[0], {"seed": 0}, begun, finalists, target, tell)
+        self.say(problem.name, "")
         seconds = before + time.monotonic() - began
         self._keep(lambda c: c.noted(problem, seconds=seconds))
         if "error" in answer:

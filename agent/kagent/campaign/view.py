@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kagent_sandbox.errors import RunError
@@ -18,8 +18,17 @@ from kagent.suite.record import RUNS
 from kagent.ui.live import clock, speed_text
 from kagent.ui.table import Column, TextTable
 
-HEAD = ("run", "state", "evaluated", "from other runs", "best so far, × torch", "last gain", "time")
-"""Headers of a run's cells."""
+COLUMNS = (
+    Column("run"),
+    Column("state"),
+    Column("evaluated", right=True),
+    Column("from other runs", right=True, drop=3),
+    Column("best so far, × torch", right=True),
+    Column("last gain", right=True, drop=1),
+    Column("cost", right=True),  # left out where nothing costs
+    Column("time", right=True, drop=2),
+)
+_COST = 6
 ESTIMATES = (
     "The best so far is the search's own estimate on visible cases. Only the final race's figures "
     "are results"
@@ -37,6 +46,7 @@ class RunRow:
         best: Estimated speed-up over the best of torch; 0 where nothing has passed.
         elapsed_s: Working time of its sessions.
         dollars: Cost of models.
+        at_work: Whether a slice is being spent on it.
     """
 
     run: CampaignRun
@@ -45,10 +55,13 @@ class RunRow:
     best: float = 0.0
     elapsed_s: float = 0.0
     dollars: float = 0.0
+    at_work: bool = False
 
     @property
     def state(self) -> str:
-        """'waiting', 'open' (more slices may come), why it ended, or what failed."""
+        """'waiting', 'at work', 'open' (more slices may come), why it ended, or what failed."""
+        if self.at_work:
+            return "at work"
         if self.run.step is not None:
             return f"failed: {self.run.step}"
         return self.run.over or ("open" if self.run.run else "waiting")
@@ -61,7 +74,7 @@ class RunRow:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """As `HEAD` has them."""
+        """As `COLUMNS` has them."""
         return (
             self.run.name,
             self.state,
@@ -69,13 +82,35 @@ class RunRow:
             str(self.migrated),
             speed_text(self.best),
             self.gain,
+            f"${self.dollars:.2f}" if self.dollars else "–",
             clock(self.elapsed_s),
         )
 
 
-def run_rows(folder: Path, campaign: Campaign) -> list[RunRow]:
-    """All runs of a campaign."""
-    return [_row(folder, run) for run in campaign.runs]
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """A campaign's runs as a table: headers, and the cells of each run."""
+
+    rows: Sequence[RunRow]
+    columns: Sequence[Column]
+    cells: Sequence[Sequence[str]]
+
+    @classmethod
+    def of(cls, rows: Sequence[RunRow]) -> Runs:
+        """The table of rows; without a column of costs where nothing costs."""
+        kept = [i for i in range(len(COLUMNS)) if i != _COST or any(r.dollars for r in rows)]
+        return cls(rows, [COLUMNS[i] for i in kept], [[r.cells[i] for i in kept] for r in rows])
+
+
+def runs_of(folder: Path, campaign: Campaign, at_work: Collection[str] = ()) -> Runs:
+    """All runs of a campaign.
+
+    Args:
+        folder: The campaign's folder.
+        campaign: The campaign.
+        at_work: Names of the runs that a slice is being spent on.
+    """
+    return Runs.of([replace(_row(folder, r), at_work=r.name in at_work) for r in campaign.runs])
 
 
 def _row(folder: Path, run: CampaignRun) -> RunRow:
@@ -96,24 +131,18 @@ def _row(folder: Path, run: CampaignRun) -> RunRow:
     )
 
 
-def runs_table(rows: Sequence[RunRow]) -> TextTable:
-    """The table of runs."""
-    table = TextTable(
-        (
-            Column(HEAD[0]),
-            Column(HEAD[1]),
-            Column(HEAD[2], right=True),
-            Column(HEAD[3], right=True, drop=3),
-            Column(HEAD[4], right=True),
-            Column(HEAD[5], right=True, drop=1),
-            Column(HEAD[6], right=True, drop=2),
-        )
-    )
-    for row in rows:
-        name, state, *cells = row.cells
+def runs_table(runs: Runs) -> TextTable:
+    """The table of runs for a terminal."""
+    table = TextTable(runs.columns)
+    for row, (name, state, *cells) in zip(runs.rows, runs.cells, strict=True):
         style = "red" if row.run.step is not None else "dim"
         table.add_row(Text(name, "bold"), Text(state, style), *cells)
     return table
+
+
+def doing_lines(doing: Mapping[str, str]) -> list[str]:
+    """What is being done, a line for each run and final race."""
+    return [f"{name}: {text}" if name else text for name, text in doing.items()]
 
 
 def spent_line(campaign: Campaign, rows: Sequence[RunRow]) -> str:

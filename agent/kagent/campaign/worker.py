@@ -21,7 +21,7 @@ from kagent.config.settings import Config, load_config
 from kagent.evolve import session
 from kagent.fleet.fleet import LOCAL
 from kagent.runs.ask import Nobody
-from kagent.runs.events import Event, PhaseBegan, Recorded, Started, Stop
+from kagent.runs.events import Event, PhaseBegan, Progress, Recorded, Started, Stop
 from kagent.runs.store import RunStore
 from kagent.suite.worker import Tell, serve
 from kagent.tasks import find_task
@@ -33,7 +33,7 @@ def work(request: dict[str, Any], tell: Tell) -> str:
     Args:
         request: "task", "device", "config", "run" (path of the folder that goes on, or ""), and
             "elites" of other runs. With "race", the elites race; "target" is what they are for.
-        tell: Is told of the run's folder, of phases and of verdicts.
+        tell: Is told of the run's folder, of what is being done, and of verdicts.
 
     Returns:
         Why it ended, as `Stop` has it.
@@ -41,12 +41,17 @@ def work(request: dict[str, Any], tell: Tell) -> str:
     Raises:
         KagentError: It could not be done.
     """
+    phase = ""
 
     def observe(event: Event) -> None:
+        nonlocal phase
         if isinstance(event, Started):
             tell({"run": event.run})
         elif isinstance(event, PhaseBegan):
-            tell({"phase": event.phase.value})
+            phase = event.phase.value
+            tell({"doing": phase})
+        elif isinstance(event, Progress):  # such as who has the device
+            tell({"doing": f"{phase}: {event.text}" if phase else event.text})
         elif isinstance(event, Recorded):
             tell({"recorded": event.candidate.id})
 

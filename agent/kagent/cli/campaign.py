@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -214,36 +215,52 @@ def _shown(runner: CampaignRunner) -> Iterator[None]:
     """Show a campaign as it goes: the table of its runs on a terminal, lines elsewhere; and write
     its page.
     """
-    from kagent.campaign.view import run_rows, runs_table, spent_line
+    from kagent.campaign.view import doing_lines, runs_of, runs_table, spent_line
 
-    doing = ["starting"]
+    doing = {"": "starting"}
+    runs = runs_of(runner.folder, runner.campaign)
+    turn = threading.RLock()  # slices of several devices speak at once
+    next_s = 0.0  # verdicts may come faster than all runs are read
 
     def parts() -> RenderableType:
-        rows = run_rows(runner.folder, runner.campaign)
-        line = Text(f"{spent_line(runner.campaign, rows)}: {doing[0]}", "dim")
-        return Group(runs_table(rows), Text(), line)
+        """The table as it was read last, with the time until now."""
+        spent = spent_line(replace(runner.campaign, seconds=runner.seconds), runs.rows)
+        lines = [
+            Text(line, "dim", no_wrap=True, overflow="ellipsis")  # as many lines as before
+            for line in (spent, *doing_lines(doing))
+        ]
+        return Group(runs_table(runs), Text(), *lines)
 
-    live = Live(console=err, auto_refresh=False, transient=True) if err.is_terminal else None
+    live = None
+    if err.is_terminal:
+        live = Live(console=err, refresh_per_second=1, transient=True, get_renderable=parts)
 
-    turn = threading.RLock()  # slices of several devices speak at once
-
-    def say(text: str) -> None:
+    def say(name: str, text: str) -> None:
         with turn:
-            doing[0] = text
-            if live is None:
-                err.print(text)
+            doing.pop("", None)
+            if text:
+                doing[name] = text
+            else:
+                doing.pop(name, None)
+            if live is None and text:
+                err.print(Text(*doing_lines({name: text})), soft_wrap=True)
             refresh()
 
     def changed(text: str) -> None:
         with turn:
             if text:
                 (err if live is not None else out).print(Text(text), soft_wrap=True)
-            refresh()
+            if text or time.monotonic() >= next_s:
+                refresh()
 
     def refresh() -> None:
+        nonlocal runs, next_s
+        began_s = time.monotonic()
+        runs = runs_of(runner.folder, runner.campaign, doing)
         if live is not None:
-            live.update(parts(), refresh=True)
-        _write_page(runner.folder, runner.campaign, doing[0])
+            live.refresh()
+        _write_page(runner.folder, runner.campaign, doing)
+        next_s = time.monotonic() + 10 * (time.monotonic() - began_s)
 
     runner.say, runner.changed = say, changed
     if live is None:
@@ -253,7 +270,7 @@ def _shown(runner: CampaignRunner) -> Iterator[None]:
         yield
 
 
-def _write_page(folder: Path, campaign: Campaign, doing: str = "") -> Path:
+def _write_page(folder: Path, campaign: Campaign, doing: Mapping[str, str] | None = None) -> Path:
     from kagent.campaign.page import render
     from kagent.runs.files import clear_errors, write_file
 
@@ -265,16 +282,16 @@ def _write_page(folder: Path, campaign: Campaign, doing: str = "") -> Path:
 
 def _print(folder: Path, campaign: Campaign) -> int:
     """Print all there is; the number of final races with a winner."""
-    from kagent.campaign.view import ESTIMATES, run_rows, runs_table, spent_line
+    from kagent.campaign.view import ESTIMATES, runs_of, runs_table, spent_line
     from kagent.suite.results import read_results
     from kagent.suite.view import results_view
 
-    rows = run_rows(folder, campaign)
-    out.print(runs_table(rows))
-    for row in rows:
+    runs = runs_of(folder, campaign)
+    out.print(runs_table(runs))
+    for row in runs.rows:
         if row.run.reason:
             out.print(Text(f"{row.run.name}: {row.run.step}: {row.run.reason}", "red"))
-    out.print(Text(f"{spent_line(campaign, rows)}. {ESTIMATES}.\n", "dim"), soft_wrap=True)
+    out.print(Text(f"{spent_line(campaign, runs.rows)}. {ESTIMATES}.\n", "dim"), soft_wrap=True)
     results = read_results(folder, campaign)
     for part in results_view(results):
         out.print(part, soft_wrap=isinstance(part, Text))
@@ -321,5 +338,5 @@ def _say_resume(sources: Sequence[str], to: Path | None) -> None:
     err.print(Text("all verdicts are kept. Resume with: ").append(shlex.join(words), "bold"))
 
 
-def _ignore(_: str) -> None:
+def _ignore(*_: str) -> None:
     """Nothing to show yet."""

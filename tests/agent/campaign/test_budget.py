@@ -7,7 +7,7 @@ import pytest
 from kagent.campaign.budget import BudgetUsed, Next, gain_per_cost, gain_since, next_slice
 from kagent.campaign.exchange import Migrant, accept, elite_of, finalists_of, offered
 from kagent.campaign.record import Campaign, CampaignRun, Slice
-from kagent.campaign.view import RunRow, spent_line
+from kagent.campaign.view import RunRow, Runs, spent_line
 from kagent.runs.lineage import Operator
 from kagent.runs.store import RunStore, read_history
 from kagent.suite.problems import Form, Problem
@@ -101,7 +101,7 @@ def test_no_budget_is_exceeded():
 
 def test_first_slices_share_time_and_money():
     made = campaign(run("a"), run("b"), max_time=60.0, max_cost=1.0)
-    assert next_slice(made, spent(a=0, b=0)) == Next(made.runs[0], 5, 30.0, 0.5)
+    assert next_slice(made, spent(a=0, b=0)) == Next(made.runs[0], 5, 30.0, 0.5, shared=True)
 
 
 def test_a_record_survives_and_tries_again_what_the_machine_failed_at(tmp_path):
@@ -163,3 +163,13 @@ def test_a_budget_that_was_lowered_below_what_was_used_says_so():
     assert spent_line(campaign(budget=6), rows).startswith("6 of 6 evaluations, ")
     lowered = spent_line(campaign(budget=5), rows)
     assert lowered.startswith("6 evaluations (the budget is 5 now: no more are made), ")
+
+
+def test_a_table_of_runs_has_costs_where_something_costs_and_says_who_is_at_work():
+    free = Runs.of([RunRow(run("a")), RunRow(run("b"), at_work=True)])
+    assert "cost" not in [c.header for c in free.columns]
+    assert [cells[1] for cells in free.cells] == ["waiting", "at work"]
+    priced = Runs.of([RunRow(run("a"), dollars=0.125), RunRow(run("b"))])
+    place = [c.header for c in priced.columns].index("cost")
+    assert [cells[place] for cells in priced.cells] == ["$0.12", "–"]
+    assert {len(cells) for cells in (*free.cells, *priced.cells)} == {7, 8}

@@ -7,10 +7,12 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from commands import run as run_command
+from commands import stored_run
 from doubling_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel_of_passes
 from evolve_process import command
 from kagent.campaign import running
@@ -128,6 +130,8 @@ def test_a_campaign_that_is_killed_goes_on_and_keeps_its_budget(kagent, tmp_path
     assert 'http-equiv="refresh"' not in page
     assert "a, cpu, seed 1" in page
     assert "of 4 evaluations" in done.out
+    assert "a, cpu, seed 1: up to 1 evaluation, searching" in done.err
+    assert "cost" not in done.out  # the tuner's work has none
 
     # A campaign that is over does nothing more.
     assert kagent("a", "b", "--resume", "--to", "c").code == 0
@@ -200,6 +204,45 @@ def test_slices_of_two_devices_are_spent_at_once(runner):
     made = runner("print(json.dumps({'error': 'both were there', 'step': 'search'}))")
     made.run()
     assert [r.reason for r in made.campaign.runs] == ["both were there"] * 2
+
+
+def test_a_first_share_too_small_for_a_reply_is_not_the_end_of_a_run(tmp_path, monkeypatch):
+    """A dear model: half of the money does not pay for a reply, and all of it would."""
+    folder = stored_run(tmp_path, budget=0)  # its seeds alone
+    work = two_devices()
+    runs = tuple(replace(r, device="x", run=folder.name) for r in work.runs)
+    work = replace(work, devices=("x",), runs=runs, max_cost=1.0)
+    asked = []
+
+    def ask(_, run, limits, *more):
+        asked.append((run.name, limits["max_cost"]))
+        return {"stop": "cost"}
+
+    monkeypatch.setattr(running.CampaignRunner, "_ask", ask)
+    monkeypatch.setattr(running.CampaignRunner, "_race", lambda *_: None)
+    made = running.CampaignRunner(tmp_path, work, {}, print, print)
+    made.run()
+    assert asked == [("x", 0.5), ("y", 1.0), ("x", 1.0)]
+    assert [r.over for r in made.campaign.runs] == ["cost"] * 2
+
+
+def test_each_run_tells_what_is_done_for_it_and_of_every_verdict(runner, monkeypatch):
+    made = runner(
+        "print(json.dumps({'doing': 'searching: the device is shared'}), flush=True)\n"
+        "print(json.dumps({'recorded': 0}), flush=True)\n"
+        "print(json.dumps({'error': 'no luck', 'step': 'search'}))"
+    )
+    told, changes = [], []
+    made.say, made.changed = lambda *words: told.append(words), changes.append
+    made.run()
+    for name in ("x", "y"):
+        assert [text for who, text in told if who == name] == [
+            "starting",
+            "up to 1 evaluation, searching: the device is shared",
+            "",
+        ]
+        assert f"{name}: failed: search: no luck" in changes
+    assert changes.count("") == 2
 
 
 def test_ctrl_c_ends_the_workers_of_all_devices_and_blames_no_run(runner, tmp_path):
