@@ -12,7 +12,6 @@ from types import SimpleNamespace
 
 import pytest
 from commands import run as run_command
-from commands import stored_run
 from doubling_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel_of_passes
 from evolve_process import command
 from kagent.campaign import running
@@ -25,6 +24,7 @@ from kagent_sandbox.data.verdict import SpeedVerdict
 from kagent_sandbox.errors import UserError
 from kagent_sandbox.process import process_tree
 from kagent_sandbox.process.process_tree import kill_tree
+from simulated_evolution import stored_run
 
 pytestmark = pytest.mark.usefixtures("uncompiled", "brief_timing", "warm_processes")
 

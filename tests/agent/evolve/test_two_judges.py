@@ -9,7 +9,7 @@ import math
 import re
 
 import pytest
-from double_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel_of_passes
+from doubling_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel_of_passes
 from kagent.config.settings import load_config
 from kagent.evolve import admission, units
 from kagent.evolve.admission import ComparedUnits
