@@ -5,7 +5,7 @@
 
 A reply takes a model's time (lognormal), then the agent's (one core of its run), a builder's (one
 core), and a judge's on a GPU; then it is recorded, in the order of replies, and the next one is
-asked for. What is fixed here was measured on one GPU: a quarter of replies does not build; of those
+asked for. The defaults were measured on one GPU: a quarter of replies does not build; of those
 that do a tenth is wrong, and of the rest a third is timed in full. It cannot show what equal cards
 differ by, nor how a network slows calls down.
 """
@@ -19,11 +19,21 @@ import random
 from collections import deque
 from dataclasses import dataclass
 
-NOT_BUILT, WRONG, IN_FULL = 0.25, 0.10, 0.35  # shares: of all, of the built, of the correct
-WRONG_S, LET_GO_S, IN_FULL_S = 0.20, 0.58, 0.93  # of a GPU, the check included
 AGENT_S = 0.005  # of one core a reply (benchmarks/agent_replies.py), without the model's call
 PROMOTED = 0.02  # share of verdicts that are given again, by another judge's promotion
 BUSY = 0.9  # share of their time that GPUs of a campaign are to be busy
+
+
+@dataclass(frozen=True)
+class Replies:
+    """What becomes of a model's replies: shares, and seconds of a GPU with the check."""
+
+    not_built: float = 0.25  # of all
+    wrong: float = 0.10  # of the built
+    in_full: float = 0.35  # of the correct
+    wrong_s: float = 0.20
+    let_go_s: float = 0.58
+    in_full_s: float = 0.93
 
 
 @dataclass(frozen=True)
@@ -37,6 +47,7 @@ class Fleet:
     latency_s: float  # of a model's reply, on average
     build_s: float  # of one core
     agent_s: float = AGENT_S
+    replies: Replies = Replies()
 
 
 @dataclass(frozen=True)
@@ -50,7 +61,7 @@ class Outcome:
 
 def simulate(fleet: Fleet, seed: int = 1) -> Outcome:
     """Run until enough replies are recorded after a start that does not count."""
-    rng, ticks = random.Random(seed), itertools.count()
+    rng, ticks, replies = random.Random(seed), itertools.count(), fleet.replies
     heap: list[tuple[float, int, str, tuple[int, ...]]] = []
     wanted = max(1000, 60 * fleet.gpus, 3 * fleet.runs * fleet.in_flight)
     warm_s, now = 3 * fleet.latency_s, 0.0
@@ -93,7 +104,7 @@ def simulate(fleet: Fleet, seed: int = 1) -> Outcome:
                 numbers[run] += 1
             case "built", (run, number):
                 cores += 1
-                if rng.random() < NOT_BUILT:
+                if rng.random() < replies.not_built:
                     record(run, number)
                 else:
                     to_judge.append((run, number))
@@ -108,10 +119,10 @@ def simulate(fleet: Fleet, seed: int = 1) -> Outcome:
         while gpus and to_judge:
             gpus -= 1
             share = rng.random()
-            seconds = LET_GO_S if rng.random() >= IN_FULL else IN_FULL_S
-            seconds = about(WRONG_S if share < WRONG else seconds, 0.2)
+            seconds = replies.let_go_s if rng.random() >= replies.in_full else replies.in_full_s
+            seconds = about(replies.wrong_s if share < replies.wrong else seconds, 0.2)
             if fleet.gpus > fleet.runs and rng.random() < PROMOTED:
-                seconds += about(IN_FULL_S, 0.2)  # several judges of one run
+                seconds += about(replies.in_full_s, 0.2)  # several judges of one run
             gpu_s += seconds
             later(seconds, "judged", *to_judge.popleft())
     span = now - began
