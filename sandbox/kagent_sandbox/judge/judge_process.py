@@ -14,7 +14,7 @@ from typing import IO, Any, cast
 from kagent_sandbox.cache import cache_folder
 from kagent_sandbox.confine.policy import ISOLATION, Tier
 from kagent_sandbox.device.table import find_device
-from kagent_sandbox.errors import ChildDied, DeviceFull, DeviceWedged
+from kagent_sandbox.errors import ChildDied, DeviceFull, DeviceWedged, KagentError
 from kagent_sandbox.judge.protocol import ERRORS, USES
 from kagent_sandbox.process import process_tree
 from kagent_sandbox.process.channel import Channel, ChannelClosed, ChannelError, ChannelTimeout
@@ -119,14 +119,24 @@ class JudgeProcess:
         on_progress: Callable[[str], None] | None,
     ) -> object:
         assert self._lock is not None, "the caller looked"
+        asked = {**request, "alone": mode == "timing"}
         with self._lock.turn(mode):
             try:
-                asked = {**request, "alone": mode == "timing"}
-                return self._exchange(verb, asked, blobs, on_progress)
-            finally:  # memory that the next one needs, processes made ahead that disturb it
-                if self._lock.awaited() and self._process.poll() is None:
-                    with contextlib.suppress(ChildDied):
-                        self._exchange("rest", {})
+                answer = self._exchange(verb, asked, blobs, on_progress)
+            except ChildDied:
+                raise
+            except KagentError:
+                self._rest()
+                raise
+            # Whoever is interrupted waits for nothing more: the judge still works on its answer.
+            self._rest()
+            return answer
+
+    def _rest(self) -> None:
+        """Have the judge give back what disturbs others that wait: memory, processes made ahead."""
+        if self._lock is not None and self._lock.awaited():
+            with contextlib.suppress(ChildDied):
+                self._exchange("rest", {})
 
     def kill(self) -> None:
         """Have whoever waits for an answer or for the device give up. `close` comes after."""

@@ -51,6 +51,7 @@ class DeviceLock:
         self.device = device
         self.on_wait = on_wait
         self._told: set[str] = set()
+        self._own: set[str] = set()  # tickets
         self._closed = threading.Event()
 
     @contextlib.contextmanager
@@ -63,6 +64,7 @@ class DeviceLock:
         """
         folder = self._folder()
         path, ticket = _take_ticket(folder, mode)
+        self._own.add(path.name)
         try:
             while (holder := _conflict(folder, path.name)) is not None:
                 self._tell(holder)
@@ -73,17 +75,28 @@ class DeviceLock:
             with contextlib.suppress(OSError):
                 path.unlink()
             os.close(ticket)
+            self._own.discard(path.name)
 
     def awaited(self) -> bool:
-        """Whether another process has a turn on the device, or waits for one."""
-        return any(process != os.getpid() for process, _ in self.turns())
+        """Whether another process has a turn on the device or waits for one, or this process waits
+        to time on it by another lock: it may have several judges. Its builds are no reason to rest.
+        """
+        return any(
+            process != os.getpid() or (name.endswith("-timing") and name not in self._own)
+            for name, process, _ in self._held()
+        )
 
     def turns(self) -> list[tuple[int, str]]:
         """Processes that have a turn or wait for one, in their order, each with what it does."""
+        return [(process, what) for _, process, what in self._held()]
+
+    def _held(self) -> Iterator[tuple[str, int, str]]:
+        """Tickets in their order: name, process, what it does."""
         folder = self._folder()
-        texts = [_read_held(folder / name) for name in _tickets(folder)]
-        parts = [text.partition(" ") for text in texts if text is not None]
-        return [(int(number), what) for number, _, what in parts if number.isdigit()]
+        for name in _tickets(folder):
+            number, _, what = (_read_held(folder / name) or "").partition(" ")
+            if number.isdigit():
+                yield name, int(number), what
 
     def close(self) -> None:
         """Let no thread wait any longer."""

@@ -61,7 +61,7 @@ def asking(monkeypatch):
         def exchange(verb, request, *_):
             asked.append((verb, request.get("alone")))
             answer = {} if verb == "rest" else left.pop(0)
-            if isinstance(answer, Exception):
+            if isinstance(answer, BaseException):
                 raise answer
             return answer
 
@@ -102,10 +102,11 @@ def test_what_lacks_memory_alone_fails(asking):
     assert asked == [("measure", True)]
 
 
-def test_a_judge_that_died_rests_no_more(asking):
-    process, asked = asking(ChildDied("gone"), awaited=True)
-    process._process.poll = lambda: 1
-    with pytest.raises(ChildDied, match="gone"):
+@pytest.mark.parametrize("end", [ChildDied("gone"), KeyboardInterrupt()])
+def test_a_judge_that_has_not_answered_is_asked_for_nothing_more(asking, end):
+    """It died; or it still works, and its answer would be taken for that to the next request."""
+    process, asked = asking(end, awaited=True)
+    with pytest.raises(type(end)):
         process.ask("check", {})
     assert process._lock.taken == ["work"]
     assert asked == [("check", False)]

@@ -121,6 +121,25 @@ def test_a_process_that_is_killed_loses_its_turn_and_is_named_before(mode, locks
     assert not DeviceLock("toy-0").awaited()
 
 
+def test_a_judge_learns_that_another_one_of_its_process_wants_to_time(locks):
+    """As those of an export have it. Builds of the same process are no reason to rest."""
+    judge = DeviceLock("toy-0")
+    with judge.turn("work"):
+        build, check = Asking("work"), DeviceLock("toy-0")
+        assert build.has.wait(30)
+        with check.turn("work"):
+            assert not judge.awaited()
+            timing = Asking("timing")
+            wait_for(locks, 4)
+            assert judge.awaited()
+            assert check.awaited()
+            assert not timing.lock.awaited()
+        build.end()
+    assert timing.has.wait(30)
+    timing.end()
+    assert not judge.awaited()
+
+
 def test_nobody_waits_for_a_lock_that_is_closed(locks):
     lock = DeviceLock("toy-0")
     with DeviceLock("toy-0").turn("timing"):
