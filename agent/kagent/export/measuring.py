@@ -8,9 +8,11 @@ was. Nothing here believes a run's store but for the texts of its kernels.
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -112,23 +114,32 @@ def measure_all(wanted: Sequence[Measurement], config: Config, say: Say) -> list
     if at_once == 1 or len(gpus) < len(wanted):
         return [measure(w.task, w.kind, w.entrants, config, say) for w in wanted]
     judges: list[JudgeClient] = []
+    failed = threading.Event()
+
+    def opened(judge: JudgeClient) -> None:
+        judges.append(judge)
+        if failed.is_set():
+            judge.close()
 
     def one(w: Measurement) -> LibraryTimes:
         def told(text: str) -> None:
             say(f"{w.task.name}: {text}")
 
-        return measure(w.task, w.kind, w.entrants, config, told, judges.append)
+        return measure(w.task, w.kind, w.entrants, config, told, opened)
 
     with ThreadPoolExecutor(at_once, "export") as threads:
         begun = [threads.submit(one, w) for w in wanted]
         try:
-            return [b.result() for b in begun]
+            for each in wait_for(begun, return_when=FIRST_EXCEPTION).done:
+                each.result()
         except BaseException:
             for each in begun:
                 each.cancel()
+            failed.set()
             for judge in judges:  # whoever waits for an answer gives up
                 judge.close()
             raise
+        return [b.result() for b in begun]
 
 
 def measure(
@@ -162,6 +173,7 @@ def measure(
         found = _Verified(machine, task, kind, checked, hidden, say)
         with Replayer() as replayer:
             results = {e.id: found.verify(e, replayer) for e in entrants}
+            found.end(replayer)
             observed = replayer.observed
         races = found.race([e for e in entrants if not results[e.id].refused])
         for race in races:
@@ -257,6 +269,11 @@ class _Verified:
             if different is not None:
                 return different
         return None
+
+    def end(self, replayer: Replayer) -> None:
+        """End the process of the last host code: that disturbs whoever is timed, as its start."""
+        with self._lock.turn("work"):
+            replayer.end()
 
     def race(self, entrants: Sequence[LibraryEntrant]) -> list[Race]:
         """Race on the visible cases, and on hidden ones where the task has any. The last race

@@ -85,7 +85,7 @@ class Replayer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end()
+        self.end()
         for server in self._servers.values():
             server.close()
 
@@ -137,7 +137,7 @@ class Replayer:
                 return None
         except (PlanError, InspectError, LookupError, TypeError, ValueError, AttributeError) as e:
             different = f"its process answers nonsense: {printable(str(e))[:_MAX_TEXT]}"
-        self._end()
+        self.end()
         text = f"on real tensors host code does not do what its plan says: {different}"
         return Rejected(Stage.CHECK, Status.TAMPER, text, case.name)
 
@@ -150,7 +150,7 @@ class Replayer:
         of = [request[name] for name in ("source", "entry", "config", "target")]
         new = self._child is None or of != self._of
         if new:
-            self._end()
+            self.end()
             server = self._server(gpu=gpu)
             self._child = server.spawn(wall_limit_s=_CHILD_LIMIT_S, lock_first=not gpu)
             self._of = of
@@ -164,7 +164,8 @@ class Replayer:
         except ChannelError as e:
             return f"its process {(child.wait(1.0) or child.kill()).describe()} ({e})"
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """End the process of the last candidate. The next one has one of its own."""
         if self._child is not None:
             self._child.close()
             self._child = None

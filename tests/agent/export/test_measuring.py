@@ -66,6 +66,27 @@ def test_when_one_fails_the_judges_of_the_others_are_closed(monkeypatch):
     assert closed.is_set()
 
 
+def test_the_first_failure_ends_the_others_whenever_they_open_their_judges(monkeypatch):
+    fails, closed = threading.Event(), threading.Event()
+
+    def measure(task, kind, entrants, config, say, on_open):
+        if task.name == "t1":
+            fails.set()
+            raise MachineError("the GPU is gone")
+        assert fails.wait(30)
+        judge = SimpleNamespace(close=closed.set)
+        for _ in range(1000):  # its machine is being opened meanwhile
+            on_open(judge)
+            if closed.wait(0.01):
+                break
+        raise MachineError("closed")
+
+    monkeypatch.setattr(measuring, "measure", measure)
+    monkeypatch.setattr(measuring, "usable_cores", lambda: 8)
+    with pytest.raises(MachineError, match="the GPU is gone"):
+        measure_all(wanted("gpu", "gpu"), Config(), print)
+
+
 def test_host_code_is_tried_in_a_turn_on_the_device(monkeypatch, tmp_path):
     monkeypatch.setenv(FOLDER, str(tmp_path))
     task = load_task(SEEDS / "gelu")
@@ -76,10 +97,13 @@ def test_host_code_is_tried_in_a_turn_on_the_device(monkeypatch, tmp_path):
         def compare(self, *_, **__):
             seen.extend(process for process, _ in DeviceLock(CPU).turns())
 
+        end = compare
+
     verified = measuring._Verified(None, task, "cpu", [case], [], print)
     verified._choice["k"] = {}
     request = SimpleNamespace(cases=[case], source="", entry="gelu")
     built = SimpleNamespace(plans={(0, case.name): None}, configs=[{}])
     assert verified._replay(LibraryEntrant("k", "", 1, {}), request, built, Watching()) is None
-    assert seen == [os.getpid()]
+    verified.end(Watching())
+    assert seen == [os.getpid()] * 2
     assert DeviceLock(CPU).turns() == []
