@@ -16,6 +16,10 @@ class _Compiled(BaseException):
     """Everything is compiled, and would run now."""
 
 
+class _Chooses(BaseException):
+    """The compiler is about to time variants."""
+
+
 def compile_only(call: BaselineCall, device: torch.device, *, chooses: bool) -> None:
     """Have torch's compiler leave behind what a first call of a torch.compile baseline would.
 
@@ -28,15 +32,22 @@ def compile_only(call: BaselineCall, device: torch.device, *, chooses: bool) -> 
             its choice is no choice, and only the variants' binaries are to be kept.
 
     Raises:
+        RuntimeError: The compiler times variants, and not `chooses`: what it keeps would be taken
+            for a choice that was timed.
         Exception: It cannot be compiled, or not in this way.
     """
     function = make_call(call, device, drawn=False)
     with contextlib.ExitStack() as stack:
         for patch in _patches(chooses=chooses):
             stack.enter_context(patch)
-        with contextlib.suppress(_Compiled):
+        try:
             function()
-            raise RuntimeError("the compiler compiled nothing")
+        except _Compiled:
+            return
+        except _Chooses:
+            text = "the compiler times variants of a kernel: that is done where nothing else runs"
+            raise RuntimeError(text) from None
+        raise RuntimeError("the compiler compiled nothing")
 
 
 def _patches(*, chooses: bool) -> Iterator[contextlib.AbstractContextManager[object]]:
@@ -51,9 +62,13 @@ def _patches(*, chooses: bool) -> Iterator[contextlib.AbstractContextManager[obj
     def equal(_: object, choices: Sequence[Any], *__: object, **___: object) -> Mapping[Any, float]:
         return dict.fromkeys(choices, 1.0)
 
+    def refuse(*_: object, **__: object) -> None:
+        raise _Chooses
+
     yield mock.patch.object(CompiledFxGraph, "__call__", stop)
-    yield mock.patch.object(AlgorithmSelectorCache, "lookup", equal)
+    yield mock.patch.object(AlgorithmSelectorCache, "lookup", equal if chooses else refuse)
     for name in ("benchmark", "benchmark_gpu"):
-        yield mock.patch.object(type(benchmarker), name, return_value=1.0)
+        found = {"return_value": 1.0} if chooses else {"side_effect": _Chooses}
+        yield mock.patch.object(type(benchmarker), name, **found)
     if chooses:  # configurations are part of the compiled code's key, but not of the binaries'
         yield config.patch(shape_padding=False, benchmark_epilogue_fusion=False)

@@ -329,7 +329,17 @@ def test_precompiled_headers_are_not_left_among_temporary_files(tmp_path):
     assert left.strip() == "[]"
 
 
+PRODUCT = """
+import torch
+
+def inputs(case, generator, device):
+    return {n: torch.ones(2, 64, 64, device=device) for n in "xy"}
+
+def eager(*, x, y):
+    return torch.bmm(x, y)
+"""
 COMPILE_ONLY = f"""{warm_python.PROGRAM}
+PRODUCT = {PRODUCT!r}
 import os, sys
 from pathlib import Path
 from kagent_sandbox.device import compiler_cache
@@ -338,14 +348,21 @@ compiler_cache.use(folder)
 import torch
 from torch._dynamo.utils import counters
 from kagent_sandbox.data.task import load_task
-from kagent_sandbox.device.baseline_calls import make_call
+from kagent_sandbox.device.baseline_calls import BaselineCall, make_call
 from kagent_sandbox.device.compile_only import compile_only
 from kagent_sandbox.judge.timing.baselines import baseline_call
 task = load_task(Path(sys.argv[2]))
 call = baseline_call(task, task.cpu.bench[0], "compile", 1)
-ran = []
 if sys.argv[3] == "only":
     compile_only(call, torch.device("cpu"), chooses=False)
+    reference = folder / "reference.py"
+    reference.write_text(PRODUCT)
+    case = dict(name="c", dtype="float32")
+    call = BaselineCall("compile max-autotune", str(reference), case, dict(), dict(), 1)
+    try:
+        compile_only(call, torch.device("cpu"), chooses=False)
+    except RuntimeError as e:
+        print("refused:", e)
 else:
     make_call(call, torch.device("cpu"))()
 print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"])
@@ -354,11 +371,15 @@ print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_c
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_what_is_only_compiled_is_found_when_it_runs(tmp_path):
+def test_what_is_only_compiled_is_found_when_it_runs_but_no_choice_that_nothing_has_timed(tmp_path):
+    """The choice of max-autotune would be found in the compiler's cache as if it had been timed."""
     folder, found = str(Path(REFERENCE).parent), []
     for how in ("only", "run"):
         words = [sys.executable, "-c", COMPILE_ONLY, str(tmp_path / "cache"), folder, how]
         done = subprocess.run(words, capture_output=True, text=True, check=False, env=os.environ)
         assert done.returncode == 0, done.stderr
-        found.append(done.stdout.split())
-    assert found == [["0", "1"], ["1", "0"]]
+        found.append(done.stdout.splitlines())
+    refused = (
+        "refused: the compiler times variants of a kernel: that is done where nothing else runs"
+    )
+    assert found == [[refused, "0 2"], ["1 0"]]
