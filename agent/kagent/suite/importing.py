@@ -169,13 +169,13 @@ class ImportsAhead:
                 self._begun[each.name] = self._threads.submit(make, each, self._unwanted)
 
     def take(self, problem: Problem) -> ImportedProblem:
-        """Wait for a problem's import. Several threads may.
+        """Wait for a problem's import. Several threads may. Once more, it is imported again.
 
         Raises:
             UserError: It cannot become a task.
             MachineError: This machine lacks what is needed.
         """
-        begun = self._begun.get(problem.name)
+        begun = self._begun.pop(problem.name, None)
         return self._make(problem, self._unwanted) if begun is None else begun.result()
 
     @property

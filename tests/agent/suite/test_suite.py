@@ -364,6 +364,23 @@ def test_the_next_problems_are_imported_while_one_is_timed():
     assert {"a", "b", "c"} <= set(begun)
 
 
+def test_an_import_that_the_machine_failed_at_is_made_again_when_it_is_asked_for_again():
+    tries = []
+
+    def make(problem, unwanted):
+        tries.append(problem.name)
+        if len(tries) == 1:
+            raise MachineError("the disk is full")
+        return ImportedProblem((), "")
+
+    problems, opened = ahead(make, "a", 1)
+    with opened as imports:
+        with pytest.raises(MachineError):
+            imports.take(problems[0])
+        assert imports.take(problems[0]) == ImportedProblem((), "")
+    assert tries == ["a", "a"]
+
+
 def test_a_problem_whose_import_failed_says_so_when_it_is_its_turn():
     def make(problem, unwanted):
         raise UserError(f"{problem.name}: no task")
