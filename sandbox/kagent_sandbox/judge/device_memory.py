@@ -12,6 +12,10 @@ from kagent_sandbox.errors import DeviceFull, KagentError, TaskError
 MOST_SHARE = 0.95
 """Share of the device's memory that one request can ever have: contexts and libraries lie there."""
 _TRIED = re.compile(r"Tried to allocate ([0-9.]+) (B|bytes|KiB|MiB|GiB)")
+_NO_MEMORY = re.compile(
+    r"(CUDA error|\[CUDA\]): out of memory|CU[A-Z]+_STATUS_\w*ALLOC\w*_FAILED|CUFFT_ALLOC_FAILED"
+)
+"""Texts of errors of the driver's and of CUDA's libraries, which torch raises as others."""
 _UNITS = {"B": 1, "bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
@@ -30,6 +34,13 @@ class MemoryUse:
     free: int
     kept: int
     peak: int
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an error says that memory of the device was not enough."""
+    if isinstance(error, DeviceFull | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)) is not None
 
 
 def begin_request(device: torch.device) -> None:

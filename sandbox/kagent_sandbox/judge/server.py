@@ -15,8 +15,6 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-import torch
-
 from kagent_sandbox.confine.presets import LAUNCHER_DISK_BYTES, LAUNCHER_DISK_FILES
 from kagent_sandbox.data.build import Contender
 from kagent_sandbox.data.race import EAGER
@@ -97,7 +95,9 @@ class JudgeServer:
                     try:
                         self._begin(request)
                         answer = {"ok": verbs[str(request["do"])](request, message.blobs)}
-                    except (DeviceFull, torch.OutOfMemoryError) as e:
+                    except (DeviceFull, RuntimeError) as e:  # torch's are among the latter
+                        if not device_memory.lacks_memory(e):
+                            raise
                         answer = _error_answer(self._explained(e, request))
                     except KagentError as e:
                         answer = _error_answer(e)

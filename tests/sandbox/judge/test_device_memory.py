@@ -195,17 +195,27 @@ def task_folder(tmp_path):
     return tmp_path
 
 
-def test_a_reference_without_memory_is_no_fault_of_the_task(task_folder):
+@pytest.mark.parametrize(
+    "error",
+    [
+        "torch.OutOfMemoryError('full')",
+        "RuntimeError('CUDA error: out of memory')",
+        "RuntimeError('CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`')",
+        "RuntimeError('cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED')",
+        "RuntimeError('Triton Error [CUDA]: out of memory')",
+    ],
+)
+def test_a_reference_without_memory_is_no_fault_of_the_task(task_folder, error):
     reference = task_folder / "reference.py"
     reference.write_text(
         "import torch\n"
         + reference.read_text().replace(
             "def reference(",
-            "def reference(*_, **__):\n    raise torch.OutOfMemoryError('full')\n\n\ndef _old(",
+            f"def reference(*_, **__):\n    raise {error}\n\n\ndef _old(",
         )
     )
     task = load_task(task_folder)
     sampler = InputSampler(task, torch.device("cpu"), InputPolicy())
     case = task.cases("cpu").check[0]
-    with pytest.raises(DeviceFull, match=r"reference: case .*OutOfMemoryError: full"):
+    with pytest.raises(DeviceFull, match=r"reference: case .*Error: .+"):
         sampler.call("reference", sampler.fresh(case, 1))

@@ -30,6 +30,7 @@ from kagent_sandbox.errors import DeviceFull, KagentError, TaskError
 from kagent_sandbox.judge.arena.placement import StaleValues
 from kagent_sandbox.judge.check import numerics
 from kagent_sandbox.judge.check.spot_checks import SpotChecks, choose_rows, choose_spot_checks
+from kagent_sandbox.judge.device_memory import lacks_memory
 
 if TYPE_CHECKING:
     from kagent_sandbox.data.case import Case
@@ -459,7 +460,7 @@ class InputSampler:
     def _fault(self, function: str, case: Case, error: BaseException) -> KagentError:
         """The error for a function's exception: the task's fault, unless memory was not enough."""
         fault = self._error(function, case, f"{type(error).__name__}: {error}")
-        return DeviceFull(str(fault)) if isinstance(error, torch.OutOfMemoryError) else fault
+        return DeviceFull(str(fault)) if lacks_memory(error) else fault
 
     def _error(self, function: str, case: Case, text: str) -> TaskError:
         """One line that names the file, the function and the case."""

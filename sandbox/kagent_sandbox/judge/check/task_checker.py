@@ -95,7 +95,9 @@ def _checked(task: Task, request: Mapping[str, Any]) -> TaskCheck:
     device = torch.device(request["device"])
     try:
         return check(task, request["kind"], device)
-    except (DeviceFull, torch.OutOfMemoryError) as e:
+    except (DeviceFull, RuntimeError) as e:
+        if not device_memory.lacks_memory(e):
+            raise
         use = device_memory.memory_use(device)
         raise device_memory.explain(e, use, alone=request["alone"]) from None
 
