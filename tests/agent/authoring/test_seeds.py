@@ -1,6 +1,7 @@
 """Seeds that Inductor writes: traced for all shapes without a GPU, checked before they are kept."""
 
 import ast
+import math
 import re
 import textwrap
 from types import SimpleNamespace
@@ -248,3 +249,15 @@ def test_the_error_of_a_long_sum_of_products_does_not_grow_with_its_length():
     infinite = np.array([np.inf, *x[: 2 * triton.CHAIN]], np.float32)
     with np.errstate(invalid="ignore"):
         assert summed(short, infinite) == np.inf
+
+
+def test_softmaxs_gradient_has_infinities_where_torch_has_them():
+    op = torch.ops.aten._softmax_backward_data.default
+    generator = torch.Generator().manual_seed(0)
+    for value in (math.inf, -math.inf, math.nan):
+        grad, y = torch.randn(2, 32, 20, generator=generator)
+        y = y.softmax(-1)
+        for tensor in (grad, y):
+            tensor[torch.rand(tensor.shape, generator=generator) < 0.05] = value
+        found = decompositions.plain_loops("cpu", ())[op](grad, y, -1, torch.float32)
+        torch.testing.assert_close(found, op(grad, y, -1, torch.float32), equal_nan=True)

@@ -22,6 +22,7 @@ def plain_loops(kind: Kind, allow: Collection[str]) -> Mapping[Any, Callable[...
         allow: The torch operations that the task allows: a library is called for them.
     """
     table: dict[Any, Callable[..., Any]] = {
+        aten._softmax_backward_data.default: _softmax_backward,  # noqa: SLF001 - torch's own name
         aten.var_mean.correction: _var_mean,
         aten.logical_not.default: lambda x: x == 0,
         aten.topk.default: _topk,
@@ -62,6 +63,13 @@ def _var_mean(
         for d in sorted((d % x.dim() for d in dims), reverse=True):
             var, mean = var.squeeze(d), mean.squeeze(d)
     return var.to(x.dtype), mean.to(x.dtype)
+
+
+def _softmax_backward(grad: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """Multiply last, as torch's own kernels do: from an infinity, y·grad - y·sum makes a NaN."""
+    if grad.dtype in (torch.bfloat16, torch.float16):
+        grad, y = grad.float(), y.float()
+    return (y * (grad - (grad * y).sum(dim, keepdim=True))).to(dtype)
 
 
 def _sort(
