@@ -141,7 +141,7 @@ def runs_table(runs: Runs) -> TextTable:
 
 
 def doing_lines(doing: Mapping[str, str]) -> list[str]:
-    """What is being done, a line for each run and final race."""
+    """Lines that say what is being done, one for each run and final race."""
     return [f"{name}: {text}" if name else text for name, text in doing.items()]
 
 
