@@ -136,7 +136,7 @@ def refuse_unsuited(task: Task) -> None:
 
 
 def dtype_source(task: Task) -> int | str | None:
-    """What a call's dtype, in the sense of the task's cases, is read from.
+    """Position of the argument that gives a call's dtype, in the sense of the task's cases.
 
     Returns:
         The position of the first argument that has the case's dtype; the dtype itself where no

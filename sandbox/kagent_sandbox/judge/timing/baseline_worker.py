@@ -4,8 +4,9 @@ It is run as `python -m kagent_sandbox.judge.timing.baseline_worker`.
 
 Trusted code: torch, expert libraries and the task's reference.py. It reads one JSON request from
 standard input and writes one JSON object per line: {"start": [case, name]} before a baseline, then
-{"done": [case, name], "us", "captured", "peak_bytes"} or {"failed": [case, name], "reason"}. When
-it dies, the line that is missing says of what.
+{"done": [case, name], "us", "captured", "peak_bytes"} or {"failed": [case, name], "reason"}, or
+{"full": [case, name], "reason"} where all that it lacked may be memory that others hold. When it
+dies, the line that is missing says of what.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from kagent_sandbox.data.records import from_json
 from kagent_sandbox.device.baseline_calls import (
     BaselineCall,
@@ -27,7 +30,11 @@ from kagent_sandbox.device.baseline_calls import (
     forget_compiled,
 )
 from kagent_sandbox.device.table import find_device
+from kagent_sandbox.errors import DeviceFull
+from kagent_sandbox.judge import device_memory
 from kagent_sandbox.process.exit import exit_fast, exit_when_peer_closes
+
+_DEVICE = torch.device("cuda")  # the one that the process has chosen
 
 
 def main() -> None:
@@ -57,11 +64,18 @@ def main() -> None:
 def _attempt(
     measure: Callable[[BaselineCall], MeasuredBaseline], call: BaselineCall, pair: Sequence[Any]
 ) -> dict[str, object]:
+    if torch.cuda.is_initialized():
+        device_memory.begin_request(_DEVICE)
     try:
         return {"done": pair, **dataclasses.asdict(measure(call))}
     except BaselineUnavailableError as e:
         return {"failed": pair, "reason": str(e)}
     except Exception as e:  # noqa: BLE001 - a baseline that fails is recorded, whatever it raises
+        if device_memory.lacks_memory(e):
+            use = device_memory.memory_use(_DEVICE) if torch.cuda.is_initialized() else None
+            full = device_memory.explain(e, use, alone=True)
+            if isinstance(full, DeviceFull):  # with that memory it may be the fastest
+                return {"full": pair, "reason": str(full)}
         first = str(e).strip().partition("\n")[0][:300]
         return {"failed": pair, "reason": f"{type(e).__name__}: {first}"}
 

@@ -31,7 +31,7 @@ from kagent_sandbox.data.task import Task
 from kagent_sandbox.device import interference
 from kagent_sandbox.device.baseline_calls import BaselineCall, all_names
 from kagent_sandbox.device.table import find_device
-from kagent_sandbox.errors import ChildDied
+from kagent_sandbox.errors import ChildDied, DeviceFull
 from kagent_sandbox.judge.timing.noise import Noise
 from kagent_sandbox.process.environment import for_trusted, passed
 from kagent_sandbox.runtime.text import printable
@@ -110,6 +110,7 @@ def measure_baselines(
 
     Raises:
         ChildDied: The measuring process does not start.
+        DeviceFull: A baseline lacked memory that others may hold.
         TaskError: A case does not fit the task.
     """
     say = on_progress or (lambda _: None)
@@ -211,12 +212,19 @@ class _Collected:
         return [a.get("done") or a.get("failed") for a in self._done]
 
     def take(self, line: str) -> None:
-        """One answer of the worker."""
+        """One answer of the worker.
+
+        Raises:
+            DeviceFull: A baseline lacked memory that others may hold: without it, torch's best
+                would be slower than it is.
+        """
         answer = json.loads(line)
         if "start" in answer:
             self._running = (answer["start"][0], answer["start"][1])
             return
         self._running = None
+        if "full" in answer:
+            raise DeviceFull(f"{answer['full'][0]}: {answer['full'][1]}: {answer['reason']}")
         self._done.append(answer)
         case, name = answer.get("done") or answer["failed"]
         if "done" in answer:

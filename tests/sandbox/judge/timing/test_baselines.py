@@ -17,7 +17,7 @@ from kagent_sandbox.device.baseline_calls import (
     make_call,
 )
 from kagent_sandbox.device.cpu.baselines import CpuBaseline
-from kagent_sandbox.errors import ChildDied
+from kagent_sandbox.errors import ChildDied, DeviceFull
 from kagent_sandbox.judge.timing import baselines
 from kagent_sandbox.judge.timing.noise import Noise
 
@@ -60,6 +60,9 @@ def eager(*, x, c):
 
 def die(*, x, c):
     os.kill(os.getpid(), signal.SIGSEGV)
+
+def full(*, x, c):
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 12.00 GiB. GPU 0 has")
 
 def fail(*, x, c):
     raise ValueError("refuses rows of 8\\nand more text")
@@ -127,6 +130,16 @@ def test_failing_baselines_are_recorded_and_the_rest_goes_on(tmp_path):
         "a dies": "its process died of SIGSEGV",
         "b fails": "ValueError: refuses rows of 8",
     }
+
+
+@pytest.mark.usefixtures("_only_eager")
+def test_a_baseline_that_lacks_memory_which_others_may_hold_is_no_failure(tmp_path):
+    """Else the next fastest would be torch's best, and be kept for a day."""
+    task = make_task(tmp_path, "{'best': full}")
+    why = r"small: best: CUDA out of memory\. Tried to allocate 12\.00 GiB\."
+    with pytest.raises(DeviceFull, match=why):
+        baselines.measure_baselines(task, "cpu", FACTS)
+    assert baselines.stored_baselines(task, "cpu", FACTS) is None
 
 
 def test_a_baseline_that_hangs_is_recorded(tmp_path, monkeypatch):
