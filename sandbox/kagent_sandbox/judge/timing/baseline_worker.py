@@ -34,8 +34,6 @@ from kagent_sandbox.errors import DeviceFull
 from kagent_sandbox.judge import device_memory
 from kagent_sandbox.process.exit import exit_fast, exit_when_peer_closes
 
-_DEVICE = torch.device("cuda")  # the one that the process has chosen
-
 
 def main() -> None:
     """Serve one request, and end the process."""
@@ -47,6 +45,7 @@ def main() -> None:
     skip, wanted = {tuple(pair) for pair in request["skip"]}, request["names"]
     entry = find_device(request["device"])
     measure = entry.baselines(request["index"])
+    device = torch.device("cuda" if entry.kind == "gpu" else "cpu")  # the process's only one
     for record in request["calls"]:
         call = from_json(BaselineCall, record)
         for name in all_names(call.reference, entry.traits.compile_modes):
@@ -54,7 +53,7 @@ def main() -> None:
             if tuple(pair) in skip or (wanted is not None and name not in wanted):
                 continue
             answers.write(json.dumps({"start": pair}) + "\n")
-            answer = _attempt(measure, dataclasses.replace(call, name=name), pair)
+            answer = _attempt(measure, dataclasses.replace(call, name=name), pair, device)
             answers.write(json.dumps(answer) + "\n")
         forget_compiled()
         gc.collect()
@@ -62,18 +61,19 @@ def main() -> None:
 
 
 def _attempt(
-    measure: Callable[[BaselineCall], MeasuredBaseline], call: BaselineCall, pair: Sequence[Any]
+    measure: Callable[[BaselineCall], MeasuredBaseline],
+    call: BaselineCall,
+    pair: Sequence[Any],
+    device: torch.device,
 ) -> dict[str, object]:
-    if torch.cuda.is_initialized():
-        device_memory.begin_request(_DEVICE)
+    device_memory.begin_request(device)
     try:
         return {"done": pair, **dataclasses.asdict(measure(call))}
     except BaselineUnavailableError as e:
         return {"failed": pair, "reason": str(e)}
     except Exception as e:  # noqa: BLE001 - a baseline that fails is recorded, whatever it raises
         if device_memory.lacks_memory(e):
-            use = device_memory.memory_use(_DEVICE) if torch.cuda.is_initialized() else None
-            full = device_memory.explain(e, use, alone=True)
+            full = device_memory.explain(e, device_memory.memory_use(device), alone=True)
             if isinstance(full, DeviceFull):  # with that memory it may be the fastest
                 return {"full": pair, "reason": str(full)}
         first = str(e).strip().partition("\n")[0][:300]
