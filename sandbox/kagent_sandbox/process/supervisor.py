@@ -32,7 +32,6 @@ from kagent_sandbox.process.spawn import Spawn
 
 _LOG_BYTES = 64 << 10
 _TICK_S = 0.25
-_REAP_S = 0.005  # between two looks for what has been started since, while nothing ends
 
 
 def main(spawn: Spawn) -> NoReturn:
@@ -195,10 +194,6 @@ class _Supervisor:
             if self.pid:
                 process_tree.send(self.pid, signal.SIGKILL)
             self.kill_namespace()
-        ends = {signal.SIGCHLD}
-        signal.pthread_sigmask(
-            signal.SIG_BLOCK, ends
-        )  # one that comes before it is waited for stays
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -212,7 +207,7 @@ class _Supervisor:
                 # The child itself may be about to exit by itself: its status is wanted.
                 ending = self.status is not None or self.reason is not None
                 process_tree.kill_all(os.getpid(), set() if ending else {self.pid})
-                signal.sigtimedwait(ends, _REAP_S)
+                time.sleep(0.0005)
 
     def give_up(self) -> None:
         """Leave nothing behind after an error of our own."""

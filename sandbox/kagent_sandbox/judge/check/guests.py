@@ -10,7 +10,6 @@ promoted, since host code and kernels choose by shape.
 
 from __future__ import annotations
 
-import math
 import mmap
 import time
 from dataclasses import dataclass
@@ -188,8 +187,9 @@ class _Visit:
                 self.host.repeat(key, count, limit_s=limit_s)
             took_s = time.perf_counter() - began
             more = self._grown()
-            if looks == 0 and (enough := _enough_runs(count, took_s)) > count:
-                count = enough  # so few show nothing
+            enough_s = REPEAT_S / 2 if count >= _FEW_RUNS else _FEW_S
+            if looks == 0 and took_s < enough_s and count < _MOST_RUNS:
+                count *= 2 if took_s > enough_s / 4 else 4  # too few to show anything
                 continue
             limit_s = max(limit_s, bounded(RUN_LIMIT_S) + 10 * took_s)
             looks += 1
@@ -213,18 +213,6 @@ class _Visit:
 
     def _out(self, status: Status, text: str) -> CandidateRejected:
         return CandidateRejected(Rejected(self.budget.stage, status, text, self.at))
-
-
-def _enough_runs(count: int, took_s: float) -> int:
-    """Return how often to run what took that long `count` times: the least number of runs for
-    `REPEAT_S`, of which half is as good; and `_FEW_RUNS`, unless fewer take `_FEW_S`.
-    """
-    enough_s = REPEAT_S / 2 if count >= _FEW_RUNS else _FEW_S
-    if took_s >= enough_s or count >= _MOST_RUNS:
-        return count
-    run_s = max(took_s, 1e-6) / count
-    least = min(1.2 * _FEW_S / run_s, max(_FEW_RUNS, REPEAT_S / run_s))
-    return min(_MOST_RUNS, max(2 * count, math.ceil(least)))
 
 
 def _is_native(plan: Plan) -> bool:
