@@ -45,7 +45,6 @@ def main() -> None:
     skip, wanted = {tuple(pair) for pair in request["skip"]}, request["names"]
     entry = find_device(request["device"])
     measure = entry.baselines(request["index"])
-    device = torch.device("cuda" if entry.kind == "gpu" else "cpu")  # the process's only one
     for record in request["calls"]:
         call = from_json(BaselineCall, record)
         for name in all_names(call.reference, entry.traits.compile_modes):
@@ -53,7 +52,7 @@ def main() -> None:
             if tuple(pair) in skip or (wanted is not None and name not in wanted):
                 continue
             answers.write(json.dumps({"start": pair}) + "\n")
-            answer = _attempt(measure, dataclasses.replace(call, name=name), pair, device)
+            answer = _attempt(measure, dataclasses.replace(call, name=name), pair)
             answers.write(json.dumps(answer) + "\n")
         forget_compiled()
         gc.collect()
@@ -61,23 +60,26 @@ def main() -> None:
 
 
 def _attempt(
-    measure: Callable[[BaselineCall], MeasuredBaseline],
-    call: BaselineCall,
-    pair: Sequence[Any],
-    device: torch.device,
+    measure: Callable[[BaselineCall], MeasuredBaseline], call: BaselineCall, pair: Sequence[Any]
 ) -> dict[str, object]:
-    device_memory.begin_request(device)
+    device_memory.begin_request(_device())
     try:
         return {"done": pair, **dataclasses.asdict(measure(call))}
     except BaselineUnavailableError as e:
         return {"failed": pair, "reason": str(e)}
     except Exception as e:  # noqa: BLE001 - a baseline that fails is recorded, whatever it raises
         if device_memory.lacks_memory(e):
-            full = device_memory.explain(e, device_memory.memory_use(device), alone=True)
+            full = device_memory.explain(e, device_memory.memory_use(_device()), alone=True)
             if isinstance(full, DeviceFull):  # with that memory it may be the fastest
                 return {"full": pair, "reason": str(full)}
         first = str(e).strip().partition("\n")[0][:300]
         return {"failed": pair, "reason": f"{type(e).__name__}: {first}"}
+
+
+def _device() -> torch.device:
+    """The one that baselines run on, of which this process has the context."""
+    used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return torch.device("cuda" if used else "cpu")
 
 
 if __name__ == "__main__":
