@@ -118,7 +118,8 @@ def find_equal(room: Room, cost: Callable[[Sizes], float], most: float) -> list[
         if size is None or trace.works({**sizes, name: size}):
             continue
         tied = (n for n in others if trace.works({**sizes, name: size, n: size}))
-        found += [(name, n) for n in itertools.islice(tied, 1)]
+        if (other := next(tied, None)) is not None:
+            found.append((name, other))
     return found
 
 
