@@ -189,7 +189,8 @@ def said(found: ProblemResult) -> str:
         return f"failed: {step}: {found.progress.reason}" if step else str(found.progress.state)
     versus = found.versus_torch
     if versus is None:
-        return f"{found.winner}: nothing of torch ran on every case"
+        known = "the best of torch is not known" if found.lacking else "nothing of torch ran"
+        return f"{found.winner}: {known} on every case"
     ratio = interval_text(versus.ratio, versus.low, versus.high)
     return f"{versus.verdict} {ratio}, {found.winner}"
 

@@ -338,6 +338,12 @@ def _refuse(
         versus = result.versus_torch
         if result.refused:
             reasons.append(f"{who} {result.refused}")
+        elif versus is None and not allow_slower:
+            reasons.append(
+                f"{who} has no verdict beside torch on hidden cases drawn now: no baseline ran on "
+                "all of them, or memory of the device was not enough for one. --allow-slower "
+                "exports it anyway"
+            )
         elif versus is not None and _loses(result) and not allow_slower:
             found = interval_text(versus.ratio, versus.low, versus.high)
             reasons.append(

@@ -22,6 +22,7 @@ from kagent.runs.lineage import Candidate, find_candidate, kernel_id
 from kagent.runs.manifest import Manifest, find_run
 from kagent.runs.store import read_history
 from kagent.text import interval_text
+from kagent.ui.tables import lacking_text
 
 _DIGITS = 8  # of a source's hash, in a kernel's id
 
@@ -125,9 +126,8 @@ def find_winner(runs: Path, name: str, *, allow_slower: bool = False) -> Winner:
         raise UserError(f"{folder}: #{chosen.id} is not verified by the final race: it {what}")
     versus = final.race.versus_torch(str(chosen.id))
     if versus is None:
-        raise UserError(
-            f"{folder}: the race of #{chosen.id} has no baseline of torch to compare with"
-        )
+        reason = lacking_text(final.race) or "it has no baseline of torch to compare with"
+        raise UserError(f"{folder}: the race of #{chosen.id} gives no verdict: {reason}")
     if versus.verdict is not SpeedVerdict.FASTER and not allow_slower:
         raise UserError(
             f"{folder}: #{chosen.id} is not FASTER than torch on hidden cases: {versus.verdict}, "

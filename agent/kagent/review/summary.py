@@ -22,7 +22,7 @@ from kagent.runs.lineage import Candidate, Speed
 from kagent.runs.selftest_record import NOT_RUN, SelftestRecord
 from kagent.text import plural, short
 from kagent.ui.end_of_run import missing_modes
-from kagent.ui.tables import cases_with
+from kagent.ui.tables import cases_with, lacking_text
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
@@ -138,7 +138,8 @@ def headline(history: History) -> Headline:
     cases = f"final race on {plural(len(final.race.cases), 'hidden case')}"
     result = final.versus_torch
     if result is None:
-        text = "raced without a baseline: none ran on every hidden case"
+        none_ran = "raced without a baseline: none ran on every hidden case"
+        text = lacking_text(final.race) or none_ran
         return Headline(None, "NO VERDICT", "", text, cases, "chosen finalist", won.id, name)
     absent = missing_modes(final.race)
     return Headline(

@@ -58,6 +58,7 @@ def render(
         plot=_plot(results.problems, ways),
         state=view.state_text,
         notes=view.notes_of,
+        unknown=view.unknown_text(results),
         explained=f"{view.FAST}. {view.MEANS}.",
         races=view.RACES,
         style=STYLE.read_text(encoding="utf-8"),

@@ -37,6 +37,8 @@ class ProblemResult:
         beside: The race's winner beside the opponents that ran on every case: time of the opponent
             / time of the winner, over all hidden cases.
         missing: Ways of torch that did not run, by the number of cases.
+        lacking: Those of them that lacked memory which others may have held, likewise. Whether the
+            winner is faster than these, or than the best of torch, is not known.
         cases: Hidden cases of the race.
         disturbed: Cases in which something else used the device.
         winner: Number and name of the winner.
@@ -48,6 +50,7 @@ class ProblemResult:
     progress: ProblemProgress
     beside: Mapping[str, Comparison] = field(default_factory=dict)
     missing: Mapping[str, int] = field(default_factory=dict)
+    lacking: Mapping[str, int] = field(default_factory=dict)
     cases: int = 0
     disturbed: int = 0
     winner: str = ""
@@ -74,6 +77,10 @@ class ProblemResult:
         """The winner's verdict beside the best of torch; None where there is none."""
         return None if self.versus_torch is None else self.versus_torch.verdict
 
+    def unknown_beside(self, opponent: str) -> bool:
+        """Whether it is not known for lack of memory how the winner compares with an opponent."""
+        return bool(self.lacking) if opponent == BEST_OF_TORCH else opponent in self.lacking
+
 
 @dataclass(frozen=True, slots=True)
 class SpeedupStatistics:
@@ -85,11 +92,13 @@ class SpeedupStatistics:
         fast: fast_p by p: the share of finished problems that are correct, and whose winner is
             more than p times as fast. This is KernelBench's metric. None while nothing is
             finished.
+        unknown: Correct problems that are left out of all this: the opponent lacked memory.
     """
 
     problems: int
     mean: float | None
     fast: Mapping[float, float | None]
+    unknown: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +186,7 @@ def _raced(folder: Path, problem: Problem, progress: ProblemProgress) -> Problem
         progress,
         beside,
         missing_modes(race),
+        race.lacking_modes,
         len(race.cases),
         len(race.disturbed),
         f"#{final.winner} {history.lineage[final.winner].proposal.name}",
@@ -190,7 +200,6 @@ def figures(group: str, problems: Sequence[ProblemResult]) -> Figures:
     finished = [p for p in problems if p.progress.finished]
     correct = [p for p in finished if p.correct]
     verdicts = Counter(p.verdict for p in correct)
-    ratios = {o: [p.beside[o].ratio for p in correct if o in p.beside] for o in OPPONENTS}
     return Figures(
         group=group,
         problems=len(problems),
@@ -198,13 +207,16 @@ def figures(group: str, problems: Sequence[ProblemResult]) -> Figures:
         correct=len(correct),
         failed=Counter(p.progress.step for p in finished if p.progress.step is not None),
         verdicts={v: verdicts[v] for v in SpeedVerdict},
-        beside={o: _speed(found, len(finished)) for o, found in ratios.items()},
+        beside={o: _speed(finished, o) for o in OPPONENTS},
     )
 
 
-def _speed(ratios: Sequence[float], finished: int) -> SpeedupStatistics:
-    fast = {p: sum(r > p for r in ratios) / finished if finished else None for p in THRESHOLDS}
-    return SpeedupStatistics(len(ratios), geometric_mean(ratios), fast)
+def _speed(finished: Sequence[ProblemResult], opponent: str) -> SpeedupStatistics:
+    unknown = tuple(p.name for p in finished if p.unknown_beside(opponent))
+    known = [p for p in finished if not p.unknown_beside(opponent)]
+    ratios = [p.beside[opponent].ratio for p in known if p.correct and opponent in p.beside]
+    fast = {p: sum(r > p for r in ratios) / len(known) if known else None for p in THRESHOLDS}
+    return SpeedupStatistics(len(ratios), geometric_mean(ratios), fast, unknown)
 
 
 def geometric_mean(ratios: Sequence[float]) -> float | None:
@@ -242,6 +254,7 @@ def figures_json(f: Figures) -> dict[str, object]:
                 "problems": speed.problems,
                 "geometric_mean": speed.mean,
                 "fast_p": {f"{p:g}": share for p, share in speed.fast.items()},
+                "unknown": list(speed.unknown),
             }
             for opponent, speed in f.beside.items()
         },
@@ -261,6 +274,7 @@ def problem_json(p: ProblemResult) -> dict[str, object]:
         "verdict": p.verdict.value if p.verdict is not None else None,
         "beside": {o: comparison_json(c) for o, c in p.beside.items()},
         "missing": dict(p.missing),
+        "lacking": dict(p.lacking),
         "cases": p.cases,
         "disturbed": p.disturbed,
         "winner": p.winner,

@@ -20,6 +20,7 @@ FAST = (
     "fast_p is the share of finished problems that are correct and more than p times as fast. "
     "A problem that failed, or where the other did not run, counts as not faster"
 )
+UNKNOWN = "Left out of fast_p and of the means, for the other lacked memory of the device"
 RACES = "All ratios are of final races on hidden cases; the searches' estimates have no part"
 MEANS = "Geometric means are over correct problems alone, as many as are named"
 
@@ -40,6 +41,8 @@ def results_view(results: SuiteResults) -> Iterator[RenderableType]:
     if results.opponents:
         yield Text()
         yield opponents_table(results)
+    if unknown := unknown_text(results):
+        yield Text(f"\n{unknown}", "yellow")
     yield Text(f"\n{FAST}. {MEANS}. {RACES}.", "dim")
     if len(results.devices) > 1:
         yield Text(devices_text(results), "yellow")
@@ -75,11 +78,28 @@ def devices_text(results: SuiteResults) -> str:
 def notes_of(p: ProblemResult) -> tuple[str, ...]:
     """Remark on a problem's result."""
     absent = (
-        f"{mode} did not run on {count} of {p.cases} cases: this is no result against it"
+        f"{mode} did not run on {count} of {p.cases} cases: {_no_result(p, mode)}"
         for mode, count in p.missing.items()
     )
     disturbed = (f"disturbed in {p.disturbed} of {p.cases} cases",) if p.disturbed else ()
     return (*p.progress.notes, *absent, *disturbed)
+
+
+def _no_result(p: ProblemResult, mode: str) -> str:
+    if mode in p.lacking:
+        return "it lacked memory of the device, so the best of torch is not known"
+    return "this is no result against it"
+
+
+def unknown_text(results: SuiteResults) -> str:
+    """Problems that figures leave out for lack of memory, by opponent; "" if there are none."""
+    left_out = (
+        f"{opponent_text(o)}: {len(speed.unknown)} ({', '.join(speed.unknown)})"
+        for o, speed in results.all.beside.items()
+        if speed.unknown
+    )
+    listed = "; ".join(left_out)
+    return f"{UNKNOWN}: {listed}" if listed else ""
 
 
 def state_text(p: ProblemResult) -> str:
@@ -221,7 +241,8 @@ def problem_line(p: ProblemResult) -> Text:
     if not p.correct:
         return text.append(f"failed: {p.progress.step}: {p.progress.reason}", "red")
     if p.versus_torch is None:
-        text.append("correct; nothing of torch ran on every case")
+        known = "the best of torch is not known" if p.lacking else "nothing of torch ran"
+        text.append(f"correct; {known} on every case")
     else:
         c = p.versus_torch
         beside = interval_text(c.ratio, c.low, c.high)

@@ -149,6 +149,8 @@ def verdict(final: FinalRace, labels: Mapping[str, str]) -> Text:
     winner = str(final.winner)
     result = final.versus_torch
     if result is None:
+        if lacking := tables.lacking_text(final.race):
+            return Text(f"\nno verdict on {labels[winner]}: {lacking}", "bold yellow")
         return Text(f"\n{labels[winner]} raced without a baseline: none ran on every hidden case")
     absent = missing_modes(final.race)
     best = "the best of eager and torch.compile" if not absent else "the best of torch that ran"

@@ -222,6 +222,16 @@ def _missing(race: Race) -> list[Text]:
     ]
 
 
+def lacking_text(race: Race) -> str:
+    """Reason why the best of torch is not known where memory lacked; "" if that is not it.
+
+    What lacked memory may be the fastest: a ratio to the best of the others would be too good.
+    """
+    found = [f"{m} on {n} of {len(race.cases)} cases" for m, n in race.lacking_modes.items()]
+    lacked = "the best of torch is not known: memory of the device was not enough for"
+    return f"{lacked} {', '.join(found)}" if found else ""
+
+
 def disturbed_text(what: str, notes: Sequence[str]) -> Text:
     """Disturbances by other programs while times were taken."""
     return Text(f"{what} was disturbed: {'; '.join(notes)}", "yellow")
@@ -246,7 +256,8 @@ def headline(final: FinalRace) -> Text:
     if final.winner is None:
         return Text("no finalist passed the final race", "bold red")
     if found is None:
-        return Text("no verdict, no baseline of torch ran", "bold yellow")
+        why = lacking_text(final.race) or "no baseline of torch ran"
+        return Text(f"no verdict, {why}", "bold yellow")
     beside = "with" if found.verdict is SpeedVerdict.TIE else "than"
     interval = interval_text(found.ratio, found.low, found.high)
     style = f"bold {VERDICT_STYLES[found.verdict]}".strip()

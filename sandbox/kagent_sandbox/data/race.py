@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -56,10 +57,20 @@ class RaceCase:
     ratios: tuple[Ratio, ...]
     missing: Mapping[str, str] = field(default_factory=dict)  # baseline -> why it did not run
     notes: tuple[str, ...] = ()  # disturbances while it was timed
+    lacking: tuple[str, ...] = ()  # of `missing`: may run with memory that others held
+
+    @property
+    def lacking_modes(self) -> Sequence[str]:
+        """Torch's ways that lacked memory: one of them may be the fastest."""
+        return [n for n in TORCH if n in self.lacking]
 
     @property
     def fastest_of_torch(self) -> str | None:
-        """Name of the fastest of eager and the torch.compile modes; None if none of them ran."""
+        """Name of the fastest of eager and the torch.compile modes; None if none of them ran, or
+        one lacked memory.
+        """
+        if self.lacking_modes:
+            return None
         ran = [n for n in TORCH if n in self.baselines]
         return min(ran, key=lambda n: self.baselines[n].kernel_us, default=None)
 
@@ -84,12 +95,19 @@ class Race:
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
+    def lacking_modes(self) -> Mapping[str, int]:
+        """Torch's ways that lacked memory, by the number of cases. The best of torch is not known
+        then.
+        """
+        return Counter(mode for case in self.cases for mode in case.lacking_modes)
+
+    @property
     def disturbed(self) -> Sequence[RaceCase]:
         """Cases in which something else used the device while times were taken."""
         return [case for case in self.cases if case.notes]
 
     def versus_torch(self, candidate: str) -> Comparison | None:
-        """A candidate beside the best of torch, over all cases; None where that did not run."""
+        """A candidate beside the best of torch, over all cases; None where that is not known."""
         found = self.overall.get(candidate, ())
         return next((c for c in found if c.against == BEST_OF_TORCH), None)
 

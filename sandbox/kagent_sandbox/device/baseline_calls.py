@@ -58,6 +58,21 @@ class MeasuredBaseline:
     peak_bytes: int = 0  # of device memory, where that is the device's own
 
 
+@dataclass(frozen=True, slots=True)
+class ReadyBaseline:
+    """Outcome of making a baseline ready for a race.
+
+    Attributes:
+        captured: Whether it is replayed as a graph rather than called.
+        failed: Why it does not run; "" if it does.
+        lacked: Whether all that it lacked may be memory that others hold.
+    """
+
+    captured: bool = False
+    failed: str = ""
+    lacked: bool = False
+
+
 def make_inputs(
     call: BaselineCall, device: torch.device, module: ModuleType, *, drawn: bool = True
 ) -> dict[str, object]:

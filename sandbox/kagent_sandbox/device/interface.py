@@ -204,6 +204,7 @@ class OpenBaselines(Protocol):
 
     names: Sequence[str]
     missing: Mapping[str, str]  # baselines that do not run here, and why
+    lacking: Sequence[str]  # those of them that may run with the memory that others hold
     launcher: Launcher | None  # to be used for the candidates too, where baselines live in it
 
     def samples(self, name: str, count: int) -> list[float]:

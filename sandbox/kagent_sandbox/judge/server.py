@@ -21,10 +21,9 @@ from kagent_sandbox.data.race import EAGER
 from kagent_sandbox.data.records import from_json, to_json
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import IncumbentWrong, Rejected
-from kagent_sandbox.device import time_limits
+from kagent_sandbox.device import device_memory, time_limits
 from kagent_sandbox.device.table import find_device
 from kagent_sandbox.errors import DeviceFull, KagentError
-from kagent_sandbox.judge import device_memory
 from kagent_sandbox.judge.check.cases import bench_cases
 from kagent_sandbox.judge.judge import Judge
 from kagent_sandbox.judge.packing import Header, unpack

@@ -69,8 +69,10 @@ def final(ratio):
     return FinalRace((0,), 0, Race((), {"0": beside}))
 
 
-def result(name, ratio=None, eager=None, step=None, *, digest="d", key="cpu 1"):
-    """A problem's result: correct with a ratio to the best of torch, or failed at a step."""
+def result(name, ratio=None, eager=None, step=None, *, digest="d", key="cpu 1", lacking=()):
+    """A problem's result: correct with a ratio to the best of torch, or failed at a step. Ways of
+    torch may be `lacking` memory.
+    """
     problem = Problem(name, Form.TASK, f"/{name}")
     if step is not None:
         failed = ProblemProgress(ProblemState.FAILED, digest=digest, step=step, reason="why")
@@ -78,8 +80,11 @@ def result(name, ratio=None, eager=None, step=None, *, digest="d", key="cpu 1"):
     if ratio is None:
         return ProblemResult(problem, ProblemProgress())
     beside = {"torch": comparison("torch", ratio), "eager": comparison("eager", eager or ratio)}
+    for way in ("torch", *lacking) if lacking else ():
+        beside.pop(way, None)
+    absent = dict.fromkeys(lacking, 1)
     done = ProblemProgress(ProblemState.DONE, digest=digest, run=f"{name}-1")
-    return ProblemResult(problem, done, beside, {}, 2, 0, "#1 cpp", "A CPU", key)
+    return ProblemResult(problem, done, beside, absent, absent, 2, 0, "#1 cpp", "A CPU", key)
 
 
 def suite_of(results):

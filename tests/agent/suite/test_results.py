@@ -76,6 +76,32 @@ def test_results_are_shown_and_printed_for_programs():
     assert data["problems"][0]["beside"]["torch"]["verdict"] == "FASTER"
 
 
+def test_what_is_not_known_for_lack_of_memory_is_left_out_and_named():
+    """The best of the ways that ran is no bar: the one that lacked memory may be the fastest."""
+    lacking = result("level2/f", 1.0, 8.0, lacking=("compile max-autotune",))
+    without = results_of("s", *FOUND).all
+    results = results_of("s", *FOUND, lacking)
+    torch, eager = (results.all.beside[o] for o in ("torch", "eager"))
+    assert torch.fast == without.beside["torch"].fast
+    assert torch.mean == without.beside["torch"].mean
+    assert torch.unknown == ("level2/f",)
+    assert eager.fast == {1.0: 0.8, 2.0: 0.4}  # it ran on every case
+    assert eager.unknown == ()
+    assert results.all.verdicts == without.verdicts
+    unknown = (
+        "Left out of fast_p and of the means, for the other lacked memory of the device: "
+        "best of torch: 1 (level2/f); compile max-autotune: 1 (level2/f)"
+    )
+    note = "compile max-autotune did not run on 1 of 2 cases: it lacked memory of the device, so"
+    for text in (text_of(results_view(results)), page.render(results)):
+        assert unknown in text
+        assert note in text
+    data = results_json(results)
+    assert data["all"]["beside"]["torch"]["unknown"] == ["level2/f"]
+    assert data["problems"][-1]["lacking"] == {"compile max-autotune": 1}
+    assert data["problems"][-1]["verdict"] is None
+
+
 def test_the_page_has_every_problem_and_runs_nothing_of_its_names():
     results = results_of("s", *FOUND, result("<script>alert(1)</script>", 2.0))
     text = page.render(results)

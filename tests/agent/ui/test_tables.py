@@ -3,9 +3,11 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
+from kagent.runs.final_race import FinalRace
 from kagent.ui import tables
+from kagent.ui.end_of_run import verdict
 from kagent.ui.table import Column, TextTable
-from kagent_sandbox.data.race import BEST_OF_TORCH, Ratio
+from kagent_sandbox.data.race import BEST_OF_TORCH, Race, Ratio
 from kagent_sandbox.data.verdict import (
     Comparison,
     Passed,
@@ -70,6 +72,28 @@ def test_the_best_of_torch_of_a_case_is_its_fastest_baseline_of_torch():
     assert first.ratio("1", "expert").value == 0.8
     assert first.ratio("1", "nobody") is None
     assert race_case("c", {"1": 5.0}, {"expert": 4.0}).ratio("1", BEST_OF_TORCH) is None
+
+
+def test_no_verdict_where_a_way_of_torch_lacked_memory():
+    lacking = race_case(
+        "hidden_bench_1",
+        {"1": 100.0, "0": 90.0},
+        {"eager": 80.0},
+        missing={"compile": "out of memory"},
+        lacking=("compile",),
+    )
+    first, _ = synthetic_race().cases
+    against = (Comparison("eager", 1.4, 1.3, 1.5, 1.0),)
+    race = Race((first, lacking), {"1": against, "0": against})
+    final = FinalRace((1, 0), 1, race)
+    assert lacking.ratio("1", BEST_OF_TORCH) is None
+    why = (
+        "the best of torch is not known: memory of the device was not enough for compile on 1 of 2 "
+        "cases"
+    )
+    assert tables.headline(final).plain == f"no verdict, {why}"
+    assert verdict(final, {"1": "#1 rows"}).plain == f"\nno verdict on #1 rows: {why}"
+    assert final.verdict is None
 
 
 @given(low=st.floats(0.01, 100), width=st.floats(1, 100))

@@ -15,7 +15,7 @@ import warm_python
 from kagent_sandbox.data.race import COMPILE_MODES
 from kagent_sandbox.data.task import draw_hidden
 from kagent_sandbox.device import compiler_cache
-from kagent_sandbox.device.baseline_calls import BaselineCall
+from kagent_sandbox.device.baseline_calls import BaselineCall, ReadyBaseline
 from kagent_sandbox.device.cuda import race_processes as gpu_race
 from kagent_sandbox.device.cuda.race_baselines import GpuRaceBaselines
 from kagent_sandbox.device.cuda.race_processes import RaceProcesses
@@ -256,7 +256,8 @@ class Device:
 
     def launcher(self, arena, baselines, compiled):
         self.given.append((len(baselines), list(compiled)))
-        return SimpleNamespace(baselines=dict.fromkeys(baselines, True), close=lambda: None)
+        outcome = dict.fromkeys(baselines, ReadyBaseline(captured=True))
+        return SimpleNamespace(baselines=outcome, close=lambda: None)
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,13 @@ import torch
 from doubling_task import REFERENCE, TASK
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
+from kagent_sandbox.device.device_memory import MemoryUse, explain
 from kagent_sandbox.device.interface import LaunchFailed
 from kagent_sandbox.device.traits import InputPolicy
 from kagent_sandbox.errors import ChildDied, DeviceFull, TaskError
 from kagent_sandbox.judge import judge_process, task_check
 from kagent_sandbox.judge.arena.session import Arenas, CandidateRejected
 from kagent_sandbox.judge.check.inputs import InputSampler
-from kagent_sandbox.judge.device_memory import MemoryUse, explain
 from kagent_sandbox.judge.judge import Judge, _tried
 from kagent_sandbox.judge.judge_process import JudgeProcess
 

@@ -9,7 +9,9 @@ from kagent_sandbox.data.build import Contender
 from kagent_sandbox.data.device import Ceilings
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Status
+from kagent_sandbox.device.baseline_calls import ReadyBaseline
 from kagent_sandbox.device.cpu.backend import CpuBackend
+from kagent_sandbox.device.cpu.race_baselines import CpuRaceBaselines
 from kagent_sandbox.device.cuda.race_baselines import MOST_LOSSES, GpuRaceBaselines
 from kagent_sandbox.device.cuda.traits import TRAITS
 from kagent_sandbox.device.interface import BaselineFailed, LaunchFailed
@@ -69,7 +71,9 @@ class Beside:
         self.opened.append(case.name)
         names = ["eager"] if self.count else []
         missing = {} if names else {"eager": "failed twice beside candidates"}
-        opened = SimpleNamespace(names=names, missing=missing, launcher=None, samples=self.samples)
+        opened = SimpleNamespace(
+            names=names, missing=missing, lacking=(), launcher=None, samples=self.samples
+        )
         return contextlib.nullcontext(opened)
 
     def samples(self, name, count):
@@ -114,6 +118,9 @@ def test_a_failure_that_may_be_the_machine_s_counts_the_second_time(task, judge)
 class Device:
     """A backend whose launchers' baselines fault."""
 
+    outcome = ReadyBaseline(captured=True)
+    status = Status.GPU_FAULT
+
     def __init__(self):
         self.asked = []
         self.closed = 0
@@ -121,12 +128,12 @@ class Device:
     def launcher(self, arena, baselines, compiled):
         self.asked.append(sorted(key.split("/")[1] for key in baselines))
         return SimpleNamespace(
-            baselines=dict.fromkeys(baselines, True), samples=self.samples, close=self.close
+            baselines=dict.fromkeys(baselines, self.outcome), samples=self.samples, close=self.close
         )
 
     def samples(self, keys, count, *, limit_s):
         if keys == ["baseline/eager/0"]:
-            raise LaunchFailed(Status.GPU_FAULT, "CUDA_ERROR_ILLEGAL_ADDRESS replaying the plan")
+            raise LaunchFailed(self.status, "CUDA_ERROR_ILLEGAL_ADDRESS replaying the plan")
         return [1.0] * count
 
     def close(self):
@@ -153,3 +160,36 @@ def test_a_baseline_of_a_gpu_is_tried_once_more_and_then_left_out(task):
         assert "eager" in opened.names  # in another case it may well work
     assert "eager" not in device.asked[-2]
     assert device.closed == MOST_LOSSES + 2
+
+
+def test_a_baseline_of_a_gpu_that_lacks_memory_is_told_from_one_that_fails(task):
+    device = Device()
+    race_baselines = RaceBaselines(task, GpuRaceBaselines(device), TRAITS.compile_modes)
+    case = task.gpu.bench[0]
+    for lacked in (True, False):
+        device.outcome = ReadyBaseline(failed="no", lacked=lacked)
+        with race_baselines.open(case, None) as opened:
+            assert opened.missing["eager"] == "no"
+            assert ("eager" in opened.lacking) is lacked
+    device.outcome, device.status = ReadyBaseline(captured=True), Status.RESOURCE_LIMIT
+    for _ in range(MOST_LOSSES):
+        with race_baselines.open(case, None) as opened, pytest.raises(BaselineFailed):
+            opened.samples("eager", 3)
+    with race_baselines.open(case, None) as opened:
+        assert list(opened.missing) == list(opened.lacking) == ["eager"]
+
+
+@pytest.mark.parametrize(
+    ("error", "lacking"),
+    [("torch.OutOfMemoryError('CUDA out of memory')", ["eager"]), ("ValueError('no')", [])],
+)
+def test_a_baseline_of_a_cpu_that_lacks_memory_is_told_from_one_that_fails(
+    tmp_path, error, lacking
+):
+    folder = write_task(tmp_path)
+    reference = folder / "reference.py"
+    reference.write_text(f"{reference.read_text()}\n\ndef eager(**_):\n    raise {error}\n")
+    race_baselines = RaceBaselines(load_task(folder), CpuRaceBaselines(), ())
+    with race_baselines.open(race_baselines.task.cpu.bench[0], None) as opened:
+        assert list(opened.missing) == ["eager"]
+        assert list(opened.lacking) == lacking

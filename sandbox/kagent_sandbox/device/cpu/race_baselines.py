@@ -11,6 +11,7 @@ import torch
 
 from kagent_sandbox.device.baseline_calls import forget_compiled, make_call
 from kagent_sandbox.device.cpu.baselines import CpuBaseline
+from kagent_sandbox.device.device_memory import lacks_memory
 from kagent_sandbox.device.interface import LEAST_US
 
 if TYPE_CHECKING:
@@ -36,12 +37,15 @@ class CpuRaceBaselines:
         del arena
         ready: dict[str, CpuBaseline] = {}
         missing: dict[str, str] = {}
+        lacking: list[str] = []
         for call in calls:
             try:
                 ready[call.name] = CpuBaseline(make_call(call, torch.device("cpu")))
             except Exception as e:  # noqa: BLE001 - an expert or a compiler may raise anything
                 missing[call.name] = f"{type(e).__name__}: {e}".partition("\n")[0]
-        return OpenedInJudge(ready, missing)
+                if lacks_memory(e):
+                    lacking.append(call.name)
+        return OpenedInJudge(ready, missing, lacking)
 
 
 class OpenedInJudge:
@@ -49,9 +53,15 @@ class OpenedInJudge:
 
     launcher: Launcher | None = None
 
-    def __init__(self, ready: dict[str, CpuBaseline], missing: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        ready: dict[str, CpuBaseline],
+        missing: Mapping[str, str],
+        lacking: Sequence[str],
+    ) -> None:
         self._ready = ready
         self.missing = missing
+        self.lacking = lacking
         self.names: Sequence[str] = list(ready)
 
     def __enter__(self) -> Self:

@@ -14,8 +14,9 @@ import torch
 from kagent_sandbox import cache
 from kagent_sandbox.confine.presets import gpu_launcher_confinement
 from kagent_sandbox.data.device import Ceilings
+from kagent_sandbox.data.records import from_json
 from kagent_sandbox.device import compiler_cache, health
-from kagent_sandbox.device.baseline_calls import BaselineCall
+from kagent_sandbox.device.baseline_calls import BaselineCall, ReadyBaseline
 from kagent_sandbox.device.cuda.arena import GpuArena
 from kagent_sandbox.device.cuda.facts import bus_id, gpu_facts
 from kagent_sandbox.device.cuda.launcher import Connection, GpuLauncher
@@ -164,7 +165,7 @@ class GpuBackend:
 
     def _opened(
         self, arena: GpuArena, baselines: Mapping[str, BaselineCall], compiled: Sequence[bytes]
-    ) -> tuple[Connection, Mapping[str, bool | str]]:
+    ) -> tuple[Connection, Mapping[str, ReadyBaseline]]:
         """A process over the arena, and what became of the baselines."""
         connection = self._race_connection() if baselines else self._spares.take()
         try:
@@ -179,7 +180,7 @@ class GpuBackend:
         arena: GpuArena,
         baselines: Mapping[str, BaselineCall],
         compiled: Sequence[bytes],
-    ) -> Mapping[str, bool | str]:
+    ) -> Mapping[str, ReadyBaseline]:
         """Have a process map the arena and make baselines ready; what became of these."""
         shared = arena.shared
         connection.ask(
@@ -198,7 +199,8 @@ class GpuBackend:
             limit_s=BASELINES_LIMIT_S,
             blobs=compiled,
         )
-        return cast("Mapping[str, bool | str]", outcome)
+        found = cast("Mapping[str, object]", outcome)
+        return {key: from_json(ReadyBaseline, each) for key, each in found.items()}
 
     def compile_ahead(
         self, calls: Sequence[BaselineCall], need_bytes: int, *, chooses: bool

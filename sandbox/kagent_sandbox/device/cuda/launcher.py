@@ -10,6 +10,7 @@ from typing import cast
 from kagent_sandbox.data.plan import Plan
 from kagent_sandbox.data.plan_json import dump_plan
 from kagent_sandbox.data.verdict import Status
+from kagent_sandbox.device.baseline_calls import ReadyBaseline
 from kagent_sandbox.device.interface import Blame, LaunchFailed, nothing
 from kagent_sandbox.errors import DeviceError
 from kagent_sandbox.process.channel import ChannelClosed, ChannelError, ChannelTimeout
@@ -138,7 +139,7 @@ class GpuLauncher:
         quiet: Callable[[], None],
         after_loss: Callable[[], None],
         end: Callable[[Connection], None],
-        baselines: Mapping[str, bool | str],
+        baselines: Mapping[str, ReadyBaseline],
     ) -> None:
         """Wrap a process that has its context and the arena open.
 
@@ -148,8 +149,7 @@ class GpuLauncher:
             quiet: Waits until no other process is being started or ended on the device.
             after_loss: Checks the device after a fault or a kill; raises `DeviceWedged`.
             end: Ends the process without waiting for it; `quiet` waits.
-            baselines: What became of the baselines that were asked for: True when captured, False
-                when called from Python, text when failed.
+            baselines: What became of the baselines that were asked for.
         """
         self._connection = connection
         self._settle = settle

@@ -7,7 +7,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, Self
 
+from kagent_sandbox.data.verdict import Status
 from kagent_sandbox.device import compiler_cache
+from kagent_sandbox.device.baseline_calls import ReadyBaseline
 from kagent_sandbox.device.interface import SAMPLE_LIMIT_S, BaselineFailed, LaunchFailed
 
 if TYPE_CHECKING:
@@ -44,7 +46,8 @@ class GpuRaceBaselines:
 
     backend: RaceHost
     _compiled: dict[str, list[bytes]] = field(default_factory=dict)  # by case
-    _lost: dict[tuple[str, str], list[str]] = field(default_factory=dict)  # by case and baseline
+    _lost: dict[tuple[str, str], list[LaunchFailed]] = field(default_factory=dict)
+    """Failures beside candidates, by case and baseline."""
 
     def prefetch(self) -> None:
         """See `BaselineSource`."""
@@ -71,14 +74,17 @@ class GpuRaceBaselines:
         case = _case(calls[0])  # eager is always there
         lost = {n: why for (c, n), why in self._lost.items() if c == case}
         out = {
-            n: f"failed twice beside candidates: {why[-1]}"
+            n: ReadyBaseline(
+                failed=f"failed twice beside candidates: {why[-1]}",
+                lacked=why[-1].status is Status.RESOURCE_LIMIT,
+            )
             for n, why in lost.items()
             if len(why) >= MOST_LOSSES
         }
         kept = {f"baseline/{call.name}/0": call for call in calls if call.name not in out}
         launcher = self.backend.launcher(arena, kept, self._compiled.get(case, ()))
 
-        def lose(name: str, why: str) -> None:
+        def lose(name: str, why: LaunchFailed) -> None:
             self._lost.setdefault((case, name), []).append(why)
 
         return OpenedInLauncher(launcher, out, lose)
@@ -88,15 +94,18 @@ class OpenedInLauncher:
     """See `OpenBaselines`."""
 
     def __init__(
-        self, launcher: GpuLauncher, out: Mapping[str, str], lose: Callable[[str, str], None]
+        self,
+        launcher: GpuLauncher,
+        out: Mapping[str, ReadyBaseline],
+        lose: Callable[[str, LaunchFailed], None],
     ) -> None:
         self._lose = lose
         self.launcher: Launcher | None = launcher
         self._launcher = launcher
-        outcome = {key.split("/")[1]: how for key, how in launcher.baselines.items()}
-        self.names: Sequence[str] = [n for n, how in outcome.items() if isinstance(how, bool)]
-        failed = {n: h for n, h in outcome.items() if isinstance(h, str)}
-        self.missing: Mapping[str, str] = {**failed, **out}
+        found = {key.split("/")[1]: how for key, how in launcher.baselines.items()} | dict(out)
+        self.names: Sequence[str] = [n for n, how in found.items() if not how.failed]
+        self.missing: Mapping[str, str] = {n: h.failed for n, h in found.items() if h.failed}
+        self.lacking: Sequence[str] = [n for n, how in found.items() if how.lacked]
 
     def __enter__(self) -> Self:
         return self
@@ -115,7 +124,7 @@ class OpenedInLauncher:
         except LaunchFailed as e:
             # It worked when it was made ready. What broke it, its own fault, a candidate's stray
             # write or the driver, cannot be told from here: so nobody is blamed.
-            self._lose(name, str(e))
+            self._lose(name, e)
             raise BaselineFailed(f"{name}: {e}") from e
 
 

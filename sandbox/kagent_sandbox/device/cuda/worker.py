@@ -15,10 +15,10 @@ import torch
 
 from kagent_sandbox.data.plan import PlanError
 from kagent_sandbox.data.plan_json import parse_plan
-from kagent_sandbox.data.records import from_json
+from kagent_sandbox.data.records import from_json, to_json
 from kagent_sandbox.data.verdict import Status
-from kagent_sandbox.device import compiler_cache
-from kagent_sandbox.device.baseline_calls import BaselineCall, make_call
+from kagent_sandbox.device import compiler_cache, device_memory
+from kagent_sandbox.device.baseline_calls import BaselineCall, ReadyBaseline, make_call
 from kagent_sandbox.device.compile_only import compile_only
 from kagent_sandbox.device.cuda import ceilings as gpu_ceilings
 from kagent_sandbox.device.cuda.baselines import ready
@@ -129,15 +129,18 @@ class _Server:
             compiler_cache.copy(Path(request["cache"]), folder)
         outcome: dict[str, object] = {}
         for key, call in self._calls(request):
+            had_bytes = device_memory.begin_request(executor.clock.device)
             try:
                 with torch.cuda.stream(executor.clock.stream):
                     function = make_call(call, executor.clock.device)
                 baseline = ready(function, executor.clock)
             except Exception as e:  # noqa: BLE001 - a baseline that fails is recorded as such
-                outcome[key] = f"{type(e).__name__}: {e}".partition("\n")[0]
+                full = device_memory.shared_lack(e, executor.clock.device, had_bytes)
+                reason = f"{type(e).__name__}: {e}".partition("\n")[0]
+                outcome[key] = to_json(ReadyBaseline(failed=reason, lacked=full is not None))
                 continue
             executor.extra[key] = baseline.work
-            outcome[key] = baseline.captured
+            outcome[key] = to_json(ReadyBaseline(baseline.captured))
         return outcome
 
     def _calls(self, request: Mapping[str, Any]) -> Iterator[tuple[str, BaselineCall]]:

@@ -25,12 +25,12 @@ import torch
 
 from kagent_sandbox.data.build import ScalarSpec, TensorSpec
 from kagent_sandbox.data.build_case import build_case
+from kagent_sandbox.device.device_memory import lacks_memory
 from kagent_sandbox.device.plan_ops import dtype_of
 from kagent_sandbox.errors import DeviceFull, KagentError, TaskError
 from kagent_sandbox.judge.arena.placement import StaleValues
 from kagent_sandbox.judge.check import numerics
 from kagent_sandbox.judge.check.spot_checks import SpotChecks, choose_rows, choose_spot_checks
-from kagent_sandbox.judge.device_memory import lacks_memory
 
 if TYPE_CHECKING:
     from kagent_sandbox.data.case import Case

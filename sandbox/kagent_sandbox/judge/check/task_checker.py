@@ -27,10 +27,10 @@ from kagent_sandbox.data.build_case import build_case
 from kagent_sandbox.data.plan import ITEMSIZE
 from kagent_sandbox.data.records import to_json
 from kagent_sandbox.data.task import draw_hidden, load_task
+from kagent_sandbox.device import device_memory
 from kagent_sandbox.device.plan_ops import dtype_of
 from kagent_sandbox.device.traits import InputPolicy
 from kagent_sandbox.errors import DeviceFull, TaskError
-from kagent_sandbox.judge import device_memory
 from kagent_sandbox.judge.check import numerics
 from kagent_sandbox.judge.check.flop_counts import product_counter
 from kagent_sandbox.judge.check.inputs import YARDSTICKS, InputSampler, NotAcceptable

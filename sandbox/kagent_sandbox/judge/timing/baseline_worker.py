@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from kagent_sandbox.data.records import from_json
+from kagent_sandbox.device import device_memory
 from kagent_sandbox.device.baseline_calls import (
     BaselineCall,
     BaselineUnavailableError,
@@ -30,8 +31,6 @@ from kagent_sandbox.device.baseline_calls import (
     forget_compiled,
 )
 from kagent_sandbox.device.table import find_device
-from kagent_sandbox.errors import DeviceFull
-from kagent_sandbox.judge import device_memory
 from kagent_sandbox.process.exit import exit_fast, exit_when_peer_closes
 
 
@@ -62,16 +61,15 @@ def main() -> None:
 def _attempt(
     measure: Callable[[BaselineCall], MeasuredBaseline], call: BaselineCall, pair: Sequence[Any]
 ) -> dict[str, object]:
-    device_memory.begin_request(_device())
+    had_bytes = device_memory.begin_request(_device())
     try:
         return {"done": pair, **dataclasses.asdict(measure(call))}
     except BaselineUnavailableError as e:
         return {"failed": pair, "reason": str(e)}
     except Exception as e:  # noqa: BLE001 - a baseline that fails is recorded, whatever it raises
-        if device_memory.lacks_memory(e):
-            full = device_memory.explain(e, device_memory.memory_use(_device()), alone=True)
-            if isinstance(full, DeviceFull):  # with that memory it may be the fastest
-                return {"full": pair, "reason": str(full)}
+        full = device_memory.shared_lack(e, _device(), had_bytes)
+        if full is not None:  # with that memory it may be the fastest
+            return {"full": pair, "reason": str(full)}
         first = str(e).strip().partition("\n")[0][:300]
         return {"failed": pair, "reason": f"{type(e).__name__}: {first}"}
 

@@ -7,7 +7,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -83,11 +83,11 @@ class Racer:
                 runners.remove(runner)
         doubted = set[str]()
         samples: dict[str, Blocks] = {}
-        missing: dict[str, Mapping[str, str]] = {}
+        absent: dict[str, _Absent] = {}
         notes: dict[str, tuple[str, ...]] = {}
         while runners:
             try:
-                samples = self._run(runners, cases, race_baselines, missing, notes, until)
+                samples = self._run(runners, cases, race_baselines, absent, notes, until)
                 break
             except _OutError as e:
                 if e.blame != "kernel" and e.id not in doubted:
@@ -101,13 +101,12 @@ class Racer:
         by_id = {r.id: r for r in runners}
         results = [
             replace(
-                self._case(c, samples[c.name], by_id),
-                missing=missing.get(c.name, {}),
+                self._case(c, samples[c.name], by_id, absent.get(c.name, _Absent())),
                 notes=notes.get(c.name, ()),
             )
             for c in (cases if runners else ())
         ]
-        overall = {i: self._overall(i, ids, samples) for i in ids}
+        overall = {i: self._overall(i, ids, samples, results) for i in ids}
         return Race(tuple(results), overall, failed)
 
     def _settled(self, contender: Contender, cases: Sequence[Case]) -> Contender:
@@ -123,11 +122,11 @@ class Racer:
         runners: Sequence[Contender],
         cases: Sequence[Case],
         race_baselines: RaceBaselines | None,
-        missing: dict[str, Mapping[str, str]],
+        absent: dict[str, _Absent],
         notes: dict[str, tuple[str, ...]],
         until: float,
     ) -> dict[str, Blocks]:
-        """Blocks of samples of everyone, per case; puts who did not run, and why, into `missing`,
+        """Blocks of samples of everyone, per case; puts who did not run, and why, into `absent`,
         and what disturbed into `notes`.
 
         What is left `until` that time of `time.monotonic` is shared evenly by the cases.
@@ -155,7 +154,7 @@ class Racer:
                             else None
                         )
                     if opened is not None:
-                        missing[case.name] = opened.missing
+                        absent[case.name] = _Absent(opened.missing, tuple(opened.lacking))
                     count = counts[case.name]
                     blocks = self._run_case(runners, case, count, arena, opened, share, notes)
                     found[case.name] = blocks
@@ -237,10 +236,12 @@ class Racer:
         case: Case,
         samples: Mapping[str, Sequence[Sequence[float]]],
         runners: Mapping[str, Contender],
+        absent: _Absent,
     ) -> RaceCase:
         flat = {n: [us for b in blocks for us in b] for n, blocks in samples.items()}
         torch_us = [statistics.median(us) for n, us in flat.items() if n in TORCH]
-        baseline_us = min(torch_us) if torch_us else None
+        known_best = torch_us and not any(n in TORCH for n in absent.lacking)
+        baseline_us = min(torch_us) if known_best else None
         candidates: dict[str, CaseTiming] = {}
         baselines: dict[str, CaseTiming] = {}
         for name, us in flat.items():
@@ -270,29 +271,34 @@ class Racer:
                         _paired_samples(samples[mine], samples[other]), rng, noise=noise
                     )
                     ratios.append(Ratio(mine, other, interval.value, interval.low, interval.high))
-        return RaceCase(case.name, case.dtype, case.dims, candidates, baselines, tuple(ratios))
+        return RaceCase(
+            case.name,
+            case.dtype,
+            case.dims,
+            candidates,
+            baselines,
+            tuple(ratios),
+            missing=absent.missing,
+            lacking=absent.lacking,
+        )
 
     def _overall(
         self,
         mine: str,
         ids: Sequence[str],
         samples: Mapping[str, Mapping[str, Sequence[Sequence[float]]]],
+        cases: Sequence[RaceCase],
     ) -> tuple[Comparison, ...]:
-        """Comparisons with the other candidates, the best of torch, and baselines on all cases."""
+        """Comparisons with the other candidates, the best of torch where it is known on all cases,
+        and baselines on all cases.
+        """
         everywhere = set.intersection(*(set(s) for s in samples.values()))
         opponents: dict[str, dict[str, str]] = {
             other: dict.fromkeys(samples, other)
             for other in sorted(everywhere, key=lambda n: (n not in ids, n))
             if other != mine
         }
-        fastest: dict[str, str] = {}
-        for case, blocks in samples.items():
-            torch = [n for n in blocks if n in TORCH]
-            if torch:
-                fastest[case] = min(
-                    torch,
-                    key=lambda n, b=blocks: statistics.median(itertools.chain(*b[n])),  # type: ignore[misc]
-                )
+        fastest = {c.case: name for c in cases if (name := c.fastest_of_torch) is not None}
         if len(fastest) == len(samples):
             opponents[BEST_OF_TORCH] = fastest
         comparisons = []
@@ -314,6 +320,14 @@ class Racer:
     @property
     def _traits(self) -> Traits:
         return self.backend.traits
+
+
+@dataclass(frozen=True)
+class _Absent:
+    """Baselines that did not run on a case: see `OpenBaselines`."""
+
+    missing: Mapping[str, str] = field(default_factory=dict)
+    lacking: tuple[str, ...] = ()
 
 
 class _OutError(Exception):

@@ -22,15 +22,22 @@ TYPICAL = TRAITS.race_rounds * TRAITS.race_samples
 class Eager:
     """Baselines of which eager torch takes times of our choice, in µs."""
 
-    def __init__(self, times_us):
+    def __init__(self, times_us, lacking):
         self._times_us = iter(times_us)
+        self._lacking = lacking
 
     def compile_ahead(self, cases):
         """Nothing is compiled."""
 
     def open(self, case, arena):
         del case, arena
-        opened = SimpleNamespace(names=["eager"], missing={}, launcher=None, samples=self.samples)
+        opened = SimpleNamespace(
+            names=["eager"],
+            missing=dict.fromkeys(self._lacking, "out of memory"),
+            lacking=self._lacking,
+            launcher=None,
+            samples=self.samples,
+        )
         return contextlib.nullcontext(opened)
 
     def samples(self, name, count):
@@ -56,13 +63,13 @@ def race(tmp_path, shared):
     """A race of a good kernel beside times of eager torch."""
     task = load_task(write_small_task(tmp_path))
 
-    def run(times_us, race_s):
+    def run(times_us, race_s, lacking=()):
         with contextlib.closing(Judge(task, CpuBackend(), SEED, race_s=race_s)) as judge:
             judge._watch = Neighbour()
             judge.backend.settle = lambda: None  # caches may hold what they like
             judge._ceilings = Ceilings(10.0 / 16, 10.0 / 16, 10.0 / 16, {"float32": 0.1 / 16})
             good = Contender("good", built(task, SEED, GOOD, race=True), {})
-            return judge.race([good], hidden=True, race_baselines=Eager(times_us))
+            return judge.race([good], hidden=True, race_baselines=Eager(times_us, lacking))
 
     return run
 
@@ -94,3 +101,16 @@ def test_a_tie_goes_on_until_its_time_is_over(race, monkeypatch):
 def test_without_time_a_tie_has_as_many_samples_as_any(race):
     far_apart = itertools.cycle([1e-1] * TRAITS.race_samples + [1e9] * TRAITS.race_samples)
     assert drawn(race(far_apart, 0.0)) == {TYPICAL}
+
+
+def test_the_best_of_torch_is_not_known_where_one_of_its_ways_lacked_memory(race):
+    """That way may be the fastest. An expert has no part in the best of torch."""
+    found = race(itertools.repeat(1e9), 0.0, lacking=("compile",))
+    assert found.versus_torch("good") is None
+    assert {c.against for c in found.overall["good"]} == {"eager"}
+    assert [c.fastest_of_torch for c in found.cases] == [None] * len(found.cases)
+    assert {c.candidates["good"].baseline_us for c in found.cases} == {None}
+    assert found.lacking_modes == {"compile": len(found.cases)}
+    found = race(itertools.repeat(1e9), 0.0, lacking=("best",))
+    assert found.versus_torch("good").verdict is SpeedVerdict.FASTER
+    assert found.lacking_modes == {}

@@ -102,6 +102,7 @@ class ToyBaselines:
 
     launcher = None
     missing = MappingProxyType({})
+    lacking = ()
     names = ("eager",)
 
     def prefetch(self):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -13,7 +13,8 @@ MOST_SHARE = 0.95
 """Share of the device's memory that one request can ever have: contexts and libraries lie there."""
 _TRIED = re.compile(r"Tried to allocate ([0-9.]+) (B|bytes|KiB|MiB|GiB)")
 _NO_MEMORY = re.compile(
-    r"(CUDA error|\[CUDA\]): out of memory|CU[A-Z]+_STATUS_\w*ALLOC\w*_FAILED|CUFFT_ALLOC_FAILED"
+    r"(CUDA error|\[CUDA\]): out of memory|CUDA_ERROR_OUT_OF_MEMORY"
+    r"|CU[A-Z]+_STATUS_\w*ALLOC\w*_FAILED|CUFFT_ALLOC_FAILED"
 )
 """Texts of errors of the driver's and of CUDA's libraries, which torch raises as others."""
 _UNITS = {"B": 1, "bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
@@ -40,13 +41,31 @@ def lacks_memory(error: BaseException) -> bool:
     """Whether an error says that memory of the device was not enough."""
     if isinstance(error, DeviceFull | torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)) is not None
+    return isinstance(error, Exception) and _NO_MEMORY.search(str(error)) is not None
 
 
-def begin_request(device: torch.device) -> None:
-    """Begin to count the most memory that a request has at a time."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+def begin_request(device: torch.device) -> int:
+    """Begin to count the most memory that a request has at a time; bytes that this process has."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
+
+
+def shared_lack(error: Exception, device: torch.device, had_bytes: int) -> DeviceFull | None:
+    """The error of a baseline that may run with the memory that others hold; None of any other.
+
+    Args:
+        error: What the baseline raised.
+        device: Where it ran.
+        had_bytes: What this process had when the baseline began (`begin_request`).
+    """
+    if not lacks_memory(error):
+        return None
+    use = memory_use(device)
+    own = None if use is None else replace(use, peak=use.peak - had_bytes)
+    found = explain(error, own, alone=True)
+    return found if isinstance(found, DeviceFull) else None
 
 
 def memory_use(device: torch.device, arena_bytes: int = 0) -> MemoryUse | None:
