@@ -14,6 +14,7 @@ from kagent_sandbox.builder.crash_report import CrashPipe
 from kagent_sandbox.data.build import BuildCase
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.process.channel import Channel
+from kagent_sandbox.process.cpu_clock import cpu_s
 
 COMPILE_GRACE_S = 1.0  # a compile that Python can still interrupt ends itself
 
@@ -45,8 +46,8 @@ class RunningFork:
     def cpu_s(self) -> float:
         """CPU time in seconds of it and of its compile fork."""
         compiler = self.lane.compiler
-        own = limits.cpu_s(self.pid)
-        return own + (limits.cpu_s(compiler.pid) if compiler is not None else 0.0)
+        own = cpu_s(self.pid)
+        return own + (cpu_s(compiler.pid) if compiler is not None else 0.0)
 
     def left_s(self, compile_limit_s: float) -> float:
         """Seconds to its limit: of CPU time for a compile, of wall time for host code."""

@@ -64,7 +64,7 @@ def builder_confinement(*, tier: Tier | None = None) -> Confinement:
 def interpreter_confinement(*, tier: Tier | None = None) -> Confinement:
     """Runs kernels in Triton's interpreter: Python and numpy only, no programs."""
     return Confinement(
-        read=toolchain(), memory_bytes=8 << 30, cpu_s=600, nice=10, execute=False, tier=tier
+        read=toolchain(), memory_bytes=8 << 30, cpu_s=3600, nice=10, execute=False, tier=tier
     )
 
 

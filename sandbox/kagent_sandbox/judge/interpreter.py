@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import select
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -56,9 +57,17 @@ MOST_SIMULATED_ELEMENTS = 1 << 21
 MOST_PROGRAMS = 2048
 """Most programs of a case's launches together, of some 5 ms each: larger cases are skipped."""
 CASE_LIMIT_S = 60.0
+"""CPU time, so that a busy machine refuses nobody."""
 _SLOWER = 10.0
 """A case that takes so many times as long as others let expect is not slow: it hangs."""
-_LOAD_LIMIT_S = 60.0
+_LOAD_LIMIT_S = 60.0  # of CPU time
+_WAITS_S = 60.0
+"""Wall time that a candidate may spend on other things than computing, such as sleeping."""
+_LEAST_SHARE = 0.01
+"""Share of a core that a candidate gets on the busiest machine while it computes: it gives way to
+others, which have nine times its share each.
+"""
+_LOOK_S = 0.2  # between two looks at a CPU clock that stands still on a busy machine
 _MAX_ANSWER_BYTES = 64 << 20
 _MAX_TEXT = 4000
 _FAILURES = (Status.COMPILE_ERROR, Status.RUNTIME_ERROR)
@@ -192,7 +201,7 @@ class Interpreter:
             return child
         try:
             for case in small:
-                began = time.monotonic()
+                before_s = child.cpu_s()
                 try:
                     found = self._check(child, case)
                 except CandidateRejected as e:
@@ -210,7 +219,7 @@ class Interpreter:
                     self._refuse_hanging(case, took)
                     skipped += [c.name for c in small[small.index(case) :]]
                     break
-                took.append((self._elements(case), time.monotonic() - began))
+                took.append((self._elements(case), child.cpu_s() - before_s))
                 errors += found
         except CandidateRejected as e:
             if not failed:
@@ -224,7 +233,9 @@ class Interpreter:
 
     def _loaded(self, source: str, cases: int) -> ChildHandle | Rejected:
         """A process that has imported a candidate, with the time that so many cases may take."""
-        child = self._server.spawn(wall_limit_s=_LOAD_LIMIT_S + CASE_LIMIT_S * cases)
+        child = self._server.spawn(
+            wall_limit_s=(_LOAD_LIMIT_S + CASE_LIMIT_S * cases) / _LEAST_SHARE
+        )
         try:
             self._load(child, source)
         except CandidateRejected as e:
@@ -246,7 +257,7 @@ class Interpreter:
         if _SLOWER * expected_s < CASE_LIMIT_S:
             than = f", and what is smaller lets expect {expected_s:.1f} s" if took else ""
             text = (
-                f"it ran for {CASE_LIMIT_S:g} s, interpreted{than}: is there an endless "
+                f"it took {CASE_LIMIT_S:g} s of CPU time, interpreted{than}: is there an endless "
                 "loop in a kernel?"
             )
             raise _out(Status.TIMEOUT, text, case)
@@ -287,8 +298,8 @@ class Interpreter:
         }
         request: dict[str, object] = {"source": source, "entry": self._task.entry, "device": device}
         if self._ask(child, request, [], None, _LOAD_LIMIT_S) is None:
-            text = f"importing the file took longer than {_LOAD_LIMIT_S:g} s (interpreted)"
-            raise _out(Status.TIMEOUT, text, None)
+            text = f"importing the file took longer than {_LOAD_LIMIT_S:g} s of CPU time"
+            raise _out(Status.TIMEOUT, f"{text} (interpreted)", None)
 
     def _check(self, child: ChildHandle, case: Case) -> list[CaseError] | None:
         """Errors of one case, or None if it takes too long."""
@@ -334,13 +345,24 @@ class Interpreter:
         case: Case | None,
         limit_s: float,
     ) -> tuple[list[dict[str, Any]], tuple[bytes, ...]] | None:
-        """One question; None when there is no answer in time."""
+        """One question; None when there is no answer in `limit_s` of CPU time."""
+        before_s, began = child.cpu_s(), time.monotonic()
+        poller = select.poll()
+        poller.register(child.channel.fileno(), select.POLLIN)
         try:
             child.channel.send(request, blobs)
-            message = child.channel.recv(limit_s, max_bytes=_MAX_ANSWER_BYTES)
+            while not poller.poll(_LOOK_S * 1e3):
+                used_s = child.cpu_s() - before_s
+                if used_s >= limit_s:
+                    child.kill()
+                    return None
+                if time.monotonic() - began - used_s / _LEAST_SHARE >= _WAITS_S:
+                    text = f"interpreted, it waited for {_WAITS_S:g} s instead of computing"
+                    raise _out(Status.TIMEOUT, text, case)
+            message = child.channel.recv(_WAITS_S, max_bytes=_MAX_ANSWER_BYTES)
         except ChannelTimeout:
-            child.kill()
-            return None
+            text = f"interpreted, it does not end its answer within {_WAITS_S:g} s"
+            raise _out(Status.TIMEOUT, text, case) from None
         except ChannelError:
             end = child.wait(2.0) or child.kill()
             text = f"interpreted, the process {end.describe()}"

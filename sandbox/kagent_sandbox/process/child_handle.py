@@ -14,6 +14,7 @@ from typing import Self, cast
 from kagent_sandbox.errors import ChildDied
 from kagent_sandbox.process import process_tree
 from kagent_sandbox.process.channel import Channel, ChannelError
+from kagent_sandbox.process.cpu_clock import cpu_s
 from kagent_sandbox.runtime.text import printable
 
 LOST_SUPERVISOR, LOST_SERVER = "loss of its supervisor", "loss of its fork-server"
@@ -124,6 +125,14 @@ class ChildHandle:
         """Process id as seen from here; None after the end."""
         answer = self._ask("pid")
         return answer if isinstance(answer, int) else None
+
+    def cpu_s(self) -> float:
+        """CPU time in seconds that the child has used, without processes of its own; 0 after the
+        end.
+        """
+        if self._pid is None:
+            self._pid = self.pid()
+        return 0.0 if self._pid is None or self._exit is not None else cpu_s(self._pid)
 
     def _ask(self, verb: str) -> object:
         with self._control_lock:

@@ -71,6 +71,13 @@ def test_a_gpu_seed_is_right_and_holds_for_all_shapes(make):
     assert "libdevice" not in source  # which the interpreter lacks
 
 
+def test_inductor_that_takes_too_much_cpu_time_is_the_reason_for_no_seed(make, monkeypatch):
+    monkeypatch.setattr(seeds, "LIMIT_S", 1)
+    endless = "x * next(n for n in iter(int, 1) if n)"
+    (outcome,) = seeds.write_seeds(make(endless), kinds=("cpu",))
+    assert outcome.reason == "Inductor took longer than 1 s of CPU time"
+
+
 @pytest.mark.parametrize("kind", ["gpu", "cpu"])
 def test_an_argument_in_place_is_written_with_and_without_padding(make, kind):
     task = TASK.replace(

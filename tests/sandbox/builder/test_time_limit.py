@@ -1,13 +1,12 @@
 """Limits of compiles: CPU time of this process and of compilers that it starts, not wall time."""
 
-import os
 import resource
 import subprocess
 import sys
 import time
 
 import pytest
-from kagent_sandbox.builder.compile.time_limit import compile_limit, cpu_s
+from kagent_sandbox.builder.compile.time_limit import compile_limit
 from kagent_sandbox.builder.policy import BuildRejected
 from kagent_sandbox.data.verdict import Status
 
@@ -66,15 +65,3 @@ def test_a_compiler_that_wraps_the_end_of_its_time_has_run_out_of_it(monkeypatch
 def test_another_error_stays_what_it_is():
     with pytest.raises(ValueError, match="no"), compile_limit("k", 60.0):
         raise ValueError("no")
-
-
-def test_the_clock_of_another_process_can_be_read():
-    child = subprocess.Popen([sys.executable, "-c", BURN])
-    try:
-        while cpu_s(child.pid) < 0.05:
-            time.sleep(0.01)
-    finally:
-        child.kill()
-        child.wait()
-    assert cpu_s(child.pid) == 0.0
-    assert cpu_s(os.getpid()) > 0

@@ -249,6 +249,25 @@ def test_a_kernel_that_hangs_is_a_timeout_and_no_pass(interpreter, monkeypatch):
     assert "endless loop" in verdict.message
 
 
+def test_time_that_a_busy_machine_takes_does_not_count(interpreter, monkeypatch):
+    """Sleeping stands for it: the process gets no core."""
+    monkeypatch.setattr(interpret, "CASE_LIMIT_S", 2.0)
+    waits = SOURCE.replace("    assert a.is_cuda\n", "    time.sleep(3.0)\n").replace(
+        "import torch\n", "import time\nimport torch\n", 1
+    )
+    found = interpreter.interpret(waits)
+    assert isinstance(found, Interpreted), found
+    assert not found.failed
+
+
+def test_what_waits_for_ever_is_a_timeout(interpreter, monkeypatch):
+    monkeypatch.setattr(interpret, "_WAITS_S", 0.5)
+    verdict = interpreter.interpret("import time\ntime.sleep(1000)\n" + SOURCE)
+    assert isinstance(verdict, Rejected), verdict
+    assert (verdict.stage, verdict.status) == (Stage.BUILD, Status.TIMEOUT)
+    assert "waited for 0.5 s" in verdict.message
+
+
 @pytest.mark.parametrize(
     ("took", "hangs"),
     [

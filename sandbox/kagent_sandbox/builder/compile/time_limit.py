@@ -2,7 +2,8 @@
 
 The limit is on CPU time, so that a busy machine refuses nobody. Passes inside of Triton's compiler
 cannot be interrupted from Python, so two look: a timer of this process raises when Python gets to
-run again, and whoever watches it reads its clock (`cpu_s`), ends it and still names the kernel.
+run again, and whoever watches it reads its clock (`process.cpu_clock`), ends it and still names the
+kernel.
 Compilers that are processes of their own (ptxas, g++) have the kernel's limit on each of them.
 """
 
@@ -26,18 +27,6 @@ on_compile: Callable[[str | None], None] | None = None
 
 
 _TIMER, _OVER = signal.SIGPROF, signal.SIGXCPU
-
-
-def cpu_s(pid: int) -> float:
-    """CPU time in seconds that a process has used, without its children's; 0 where it is gone.
-
-    By its clock, whose number follows from `pid` (clock_getcpuclockid(3)): a confined process can
-    read that, but not /proc.
-    """
-    try:
-        return time.clock_gettime((~pid << 3) | 2)
-    except OSError:
-        return 0.0
 
 
 def _used_s() -> float:
