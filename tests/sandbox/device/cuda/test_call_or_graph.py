@@ -90,6 +90,50 @@ def test_of_two_equal_ways_the_graph_counts(host_us):
     assert chosen(ScriptedWork(host_us, 101.0), ScriptedWork(5.0, 101.0)) <= 10
 
 
+@pytest.mark.parametrize("factor", [0.01, 20.0])
+@pytest.mark.parametrize("disturbed", ["call", "graph"])
+def test_one_outlier_decides_nothing(disturbed, factor):
+    """A neighbour that took the host or the device for one sample of either."""
+
+    class Disturbed(ScriptedQueue):
+        def __init__(self, seed, work):
+            super().__init__(seed)
+            self._at, self._work = seed % 10, work
+
+        def samples(self, work, count):
+            found = super().samples(work, count)
+            for i in range(count if work == [self._work] else 0):
+                found[i] *= factor if self._at == 0 else 1
+                self._at -= 1
+            return found
+
+    def counts(call, graph):
+        work = {"call": call, "graph": graph}[disturbed]
+        return sum(call_is_faster(call, graph, Disturbed(seed, work)) for seed in range(200))
+
+    assert counts(ScriptedWork(20.0, 363.0), ScriptedWork(5.0, 446.0)) == 200
+    assert counts(ScriptedWork(20.0, 446.0), ScriptedWork(5.0, 363.0)) == 0
+
+
+@pytest.mark.parametrize("drift", [1.01, 1 / 1.01])
+def test_a_device_whose_clock_drifts_meanwhile_decides_nothing(drift):
+    """Whoever is timed first, or last, would look faster."""
+
+    class Drifting(ScriptedQueue):
+        factor = 1.0
+
+        def samples(self, work, count):
+            self.factor *= drift ** (count / 5)
+            return [us * self.factor for us in super().samples(work, count)]
+
+    def counts(call_us, graph_us):
+        ways = ScriptedWork(20.0, call_us), ScriptedWork(5.0, graph_us)
+        return sum(call_is_faster(*ways, Drifting(seed)) for seed in range(200))
+
+    assert counts(300.0, 315.0) == 200
+    assert counts(303.0, 300.0) == 0
+
+
 def test_slow_samples_of_a_call_decide():
     """Faster by the median, and slower than the graph in two samples of ten."""
 
