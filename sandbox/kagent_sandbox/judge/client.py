@@ -51,6 +51,7 @@ KEPT = 16
 """Candidates whose plans and binaries the judge keeps at a time."""
 MOST_SET_ASIDE = 2
 """Candidates in a row that judges may die of before it is the machine that is not to be trusted."""
+_MOST_DEATH = 1700  # characters of a judge's death in a verdict
 CEILINGS_APART = 0.02
 """Largest part by which a case's least time may differ on another unit (`ceilings_apart`)."""
 
@@ -411,11 +412,14 @@ class JudgeClient:
             ) from death
         self._restart()
         self.health()
+        text = str(death)
+        if len(text) > _MOST_DEATH:  # the end of the log says of what
+            text = f"{text[:100]} ... {text[-_MOST_DEATH:]}"
         return Rejected(
             stage,
             Status.RUNTIME_ERROR,
             "set aside: two judges in a row died of this candidate, and the device computes known "
-            f"results as before. It may be the machine's fault. The last time {death}"[:2000],
+            f"results as before. It may be the machine's fault. The last time {text}",
         )
 
     def _steadily(

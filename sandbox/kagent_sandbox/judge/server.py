@@ -11,7 +11,7 @@ import contextlib
 import socket
 import sys
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -23,7 +23,7 @@ from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import IncumbentWrong, Rejected
 from kagent_sandbox.device import device_memory, time_limits
 from kagent_sandbox.device.table import find_device
-from kagent_sandbox.errors import DeviceFull, KagentError
+from kagent_sandbox.errors import DeviceError, DeviceFull, KagentError
 from kagent_sandbox.judge.check.cases import bench_cases
 from kagent_sandbox.judge.judge import Judge
 from kagent_sandbox.judge.packing import Header, unpack
@@ -85,24 +85,20 @@ class JudgeServer:
             "rest": self._rest,
             "room": self._room,
         }
+
+        def perform(request: Json, blobs: Sequence[bytes]) -> Json:
+            self._begin(request)
+            return verbs[str(request["do"])](request, blobs)
+
         try:
             with contextlib.suppress(ChannelClosed):
                 while True:
                     message = self._channel.recv(None)
                     request = cast("Json", message.obj)
-                    answer: Json
-                    try:
-                        self._begin(request)
-                        answer = {"ok": verbs[str(request["do"])](request, message.blobs)}
-                    except (DeviceFull, RuntimeError) as e:  # torch's are among the latter
-                        if not device_memory.lacks_memory(e):
-                            raise
-                        answer = _error_answer(self._explained(e, request))
-                    except KagentError as e:
-                        answer = _error_answer(e)
-                    if self._judge is not None:
-                        self._judge.make_room()
-                    self._channel.send(answer)
+                    answer = self._answered(request, perform, message.blobs)
+                    room = self._answered(request, self._make_room, ())
+                    # The first error may have caused the other.
+                    self._channel.send(answer if "error" in answer or "ok" in room else room)
         finally:
             if self._judge is not None:
                 self._judge.close()
@@ -112,6 +108,36 @@ class JudgeServer:
         """The judge, once opened."""
         assert self._judge is not None, "the first request is open"
         return self._judge
+
+    def _answered(
+        self,
+        request: Json,
+        perform: Callable[[Json, Sequence[bytes]], Json],
+        blobs: Sequence[bytes],
+    ) -> Json:
+        """The answer to a request, or the error in its place."""
+        try:
+            return {"ok": perform(request, blobs)}
+        except (DeviceFull, RuntimeError) as e:  # torch's are among the latter
+            if not device_memory.lacks_memory(e):
+                raise
+            return _error_answer(self._explained(e, request))
+        except KagentError as e:
+            return _error_answer(e)
+
+    def _make_room(self, _request: Json, _: Sequence[bytes]) -> Json:
+        """Give back memory at the end of a request.
+
+        Raises:
+            MachineError: The device does not take it.
+        """
+        try:
+            if self._judge is not None:
+                self._judge.make_room()
+        except RuntimeError as e:  # torch's, and no request's
+            first = str(e).partition("\n")[0]
+            raise DeviceError(f"memory does not go back: {first}") from e
+        return {}
 
     def _begin(self, request: Json) -> None:
         """A request begins: others work on the device meanwhile, or they do not."""

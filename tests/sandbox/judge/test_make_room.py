@@ -5,7 +5,11 @@ from types import SimpleNamespace
 import pytest
 from kagent_sandbox.device.cpu.traits import TRAITS as CPU
 from kagent_sandbox.device.cuda.traits import TRAITS as GPU
+from kagent_sandbox.errors import DeviceError, DeviceWedged, MachineError
 from kagent_sandbox.judge.judge import Judge
+from kagent_sandbox.judge.protocol import ERRORS
+from kagent_sandbox.judge.server import JudgeServer
+from kagent_sandbox.process.channel import ChannelClosed
 
 GIB = 1 << 30
 
@@ -26,3 +30,47 @@ def test_a_large_arena_goes_back_after_a_turn(gib, kept):
 
 def test_a_cpu_keeps_its_arenas():
     assert CPU.kept_launchers.share == 1
+
+
+class Requests:
+    """A channel on which one request comes."""
+
+    def __init__(self, verb):
+        self.verbs = [verb]
+        self.answers = []
+
+    def recv(self, _):
+        if not self.verbs:
+            raise ChannelClosed
+        return SimpleNamespace(obj={"do": self.verbs.pop()}, blobs=())
+
+    def send(self, answer):
+        self.answers.append(answer)
+
+
+@pytest.mark.parametrize("answer", [None, DeviceError("of the request itself")])
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (DeviceWedged("hangs"), "hangs"),
+        (
+            RuntimeError("CUDA error: unspecified launch failure\nand more"),
+            "memory does not go back: CUDA error: unspec",
+        ),
+    ],
+)
+def test_memory_that_does_not_go_back_is_an_error_of_the_machine(error, text, answer):
+    """The first error is told: it may have caused the other."""
+
+    def fail(error):
+        raise error
+
+    server = JudgeServer(Requests("printed"))
+    printed = (lambda: fail(answer)) if answer else (lambda: "text")
+    server._judge = SimpleNamespace(
+        backend=SimpleNamespace(printed=printed), make_room=lambda: fail(error), close=lambda: None
+    )
+    server.serve()
+    (told,) = server._channel.answers
+    assert issubclass(ERRORS[told["error"]], MachineError)
+    assert told["text"].startswith(str(answer) if answer else text)
