@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from kagent.campaign.record import Campaign, CampaignRun, Slice
+from kagent.runs.events import Stop
 from kagent.runs.history import History
 from kagent.runs.lineage import FREE, Operator
 
@@ -61,6 +62,16 @@ class Next:
     shared: bool = False
 
 
+def limit_of(campaign: Campaign, spent: Mapping[str, BudgetUsed]) -> Stop:
+    """The limit over all runs that is reached; the budget, which ends a campaign, if none is."""
+    dollars = sum(spent[r.name].dollars for r in campaign.runs)
+    if campaign.settings.max_time is not None and _left(campaign) == 0:
+        return Stop.TIME
+    if campaign.max_cost is not None and dollars >= campaign.max_cost:
+        return Stop.COST
+    return Stop.BUDGET
+
+
 def next_slice(
     campaign: Campaign,
     spent: Mapping[str, BudgetUsed],
@@ -87,7 +98,7 @@ def next_slice(
     dollars = sum(spent[r.name].dollars for r in campaign.runs)
     left_s = None if campaign.settings.max_time is None else _left(campaign)
     left_dollars = None if campaign.max_cost is None else campaign.max_cost - dollars
-    if left_s == 0 or (left_dollars is not None and left_dollars <= 0):
+    if limit_of(campaign, spent) is not Stop.BUDGET:
         return None
     at_work = {n.run.name for n in busy}
     open_runs = [r for r in campaign.runs if not r.over and r.name not in at_work]

@@ -115,7 +115,7 @@ def plan(sources: Sequence[str], asked: CampaignFile, on: str = LOCAL) -> Campai
     Raises:
         UserError: A task, an option or the budget does not fit.
     """
-    general = _config("options", asked.options)
+    general = _config("options", asked.options)  # a task may have another address, and its key
     devices = tuple(asked.devices) or (_first_device(general.model_copy(update={"on": on})),)
     twice = {d for d in devices if devices.count(d) > 1}
     if twice:
@@ -130,6 +130,7 @@ def plan(sources: Sequence[str], asked: CampaignFile, on: str = LOCAL) -> Campai
                 raise UserError(f"{problem.path}: no task: kagent import makes one of it")
             options = {**asked.options, **table.options}
             config = _config(f"tasks: {table.task}: options", options)
+            check_models(config.model_copy(update={"max_cost": asked.max_cost}))
             for device in devices:
                 _check_language(find_task(problem.path), device, config.lang, on)
                 name = problem.name if len(devices) == 1 else f"{device}/{problem.name}"
@@ -153,7 +154,6 @@ def plan(sources: Sequence[str], asked: CampaignFile, on: str = LOCAL) -> Campai
             f"budget {budget} over {len(runs)} runs ({len(tables)} tasks, {len(devices)} devices, "
             f"{seeds} seeds): every run gets a first slice: give --budget {len(runs)} or more"
         )
-    check_models(general.model_copy(update={"max_cost": asked.max_cost}))
     settings = Settings.of(general.model_copy(update={"budget": budget}))
     return Campaign(
         sources=tuple(sources),
@@ -236,5 +236,4 @@ def _config(where: str, options: Mapping[str, Any]) -> Config:
     config = load_config(**options)
     if config.proposer.startswith("replay:"):
         raise UserError(f"{where}: a campaign searches, and {config.proposer} repeats a run")
-    check_models(config)
     return config

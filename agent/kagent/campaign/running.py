@@ -18,7 +18,7 @@ from kagent_sandbox.data.records import to_json
 from kagent_sandbox.errors import MachineError, RunError
 from kagent_sandbox.runtime.text import printable
 
-from kagent.campaign.budget import BudgetUsed, Next, gain_since, next_slice
+from kagent.campaign.budget import BudgetUsed, Next, gain_since, limit_of, next_slice
 from kagent.campaign.exchange import Migrant, finalists_of, offered
 from kagent.campaign.record import Campaign, CampaignRun, Slice
 from kagent.runs.events import Stop
@@ -101,6 +101,7 @@ class CampaignRunner:
             ) is not None:
                 busy[pool.submit(self._slice, found)] = found
             if not busy:
+                self._close()
                 return
             for future in wait(busy, return_when=FIRST_COMPLETED).done:
                 run = busy.pop(future).run
@@ -111,6 +112,13 @@ class CampaignRunner:
                         f"{failures} slices in a row failed on this machine, the last one with: "
                         f"{reason}"
                     )
+
+    def _close(self) -> None:
+        """Note of each run that nothing is left to spend on it, and for which limit."""
+        limit = limit_of(self.campaign, self.spent())
+        for run in self.campaign.runs:
+            if not run.over:
+                self._change(run, over=limit.value)
 
     def spent(self) -> Mapping[str, BudgetUsed]:
         """Budget that each run has used, by name."""

@@ -15,7 +15,9 @@ from commands import run as run_command
 from doubling_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel_of_passes
 from evolve_process import command
 from kagent.campaign import running
-from kagent.campaign.record import Campaign, CampaignRun
+from kagent.campaign.file import CampaignFile, plan
+from kagent.campaign.record import Campaign, CampaignRun, Slice
+from kagent.campaign.view import RunRow
 from kagent.cli.campaign import _export
 from kagent.runs.store import read_history
 from kagent.suite.problems import Form, Problem
@@ -224,6 +226,74 @@ def test_a_first_share_too_small_for_a_reply_is_not_the_end_of_a_run(tmp_path, m
     made.run()
     assert asked == [("x", 0.5), ("y", 1.0), ("x", 1.0)]
     assert [r.over for r in made.campaign.runs] == ["cost"] * 2
+
+
+@pytest.mark.parametrize(
+    ("limits", "over"),
+    [({}, "budget"), ({"max_time": 5.0}, "time"), ({"max_cost": 0.0}, "cost")],
+)
+def test_a_run_that_nothing_is_left_for_is_not_open_any_more(tmp_path, monkeypatch, limits, over):
+    """Unless the campaign goes on, perhaps with more."""
+    folder = stored_run(tmp_path, budget=4)
+    work = two_devices()
+    begun = replace(work.runs[0], run=folder.name, last=Slice(4, 1.0, 0.0, 0.1))
+    settings = replace(work.settings, max_time=limits.get("max_time"))
+    work = replace(
+        work,
+        runs=(begun, replace(work.runs[1], over="exhausted")),
+        settings=settings,
+        max_cost=limits.get("max_cost"),
+        seconds=10.0,
+    )
+    assert RunRow(begun).state == "open"
+    raced = []
+    monkeypatch.setattr(running.CampaignRunner, "_race", lambda _, p: raced.append(p.name))
+    made = running.CampaignRunner(tmp_path, work, {}, print, print)
+    made.run()
+    assert raced == ["x", "y"]
+    assert [RunRow(r).state for r in made.campaign.runs] == [over, "exhausted"]
+    assert [r.over for r in made.campaign.resumed().runs] == ["", "exhausted"]
+
+
+def test_a_task_with_an_address_of_its_own_needs_no_key_of_the_general_one(tmp_path, monkeypatch):
+    tasks_in(tmp_path, "a", "b")
+    monkeypatch.chdir(tmp_path)
+    for name in ("KAGENT_API_KEY", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    local = {"base_url": "http://127.0.0.1:8000/v1"}
+
+    def planned(*tasks):
+        return plan(
+            ("c.toml",),
+            CampaignFile.model_validate(
+                {
+                    "tasks": list(tasks),
+                    "devices": ["cpu"],
+                    "options": {"model": "some-model", "lang": "cpp", "proposer": "model"},
+                }
+            ),
+        )
+
+    a, b = ({"task": name, "options": local} for name in ("./a", "./b"))
+    assert planned(a, b).settings.model == ("some-model",)
+    with pytest.raises(UserError, match=r"some-model at .* has no key"):
+        planned(a, "./b")
+
+
+def test_the_price_of_a_tasks_own_model_must_be_known(tmp_path, monkeypatch):
+    tasks_in(tmp_path, "a")
+    monkeypatch.chdir(tmp_path)
+    own = {"model": "mine", "base_url": "http://127.0.0.1:8000/v1", "proposer": "model"}
+    asked = CampaignFile.model_validate(
+        {
+            "tasks": [{"task": "./a", "options": own}],
+            "devices": ["cpu"],
+            "max_cost": 1.0,
+            "options": {"lang": "cpp"},
+        }
+    )
+    with pytest.raises(UserError, match="needs the price of mine"):
+        plan(("c.toml",), asked)
 
 
 def test_each_run_tells_what_is_done_for_it_and_of_every_verdict(runner, monkeypatch):
