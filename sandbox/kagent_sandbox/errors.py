@@ -6,6 +6,7 @@ KagentError
 ├── MachineError         this host cannot do what was asked
 │   ├── ToolchainError   a compiler or its headers are missing or broken
 │   ├── ConfinementError the requested isolation is not available here
+│   ├── JudgeMoved       a judge's successor is on another device
 │   └── DeviceError      the GPU or its driver
 │       ├── DeviceWedged it no longer computes correctly after a fault
 │       └── DeviceFull   its memory is not enough while others hold some of it
@@ -48,6 +49,18 @@ class ToolchainError(MachineError):
 
 class ConfinementError(MachineError):
     """The isolation that was asked for is not to be had here."""
+
+
+class JudgeMoved(MachineError):  # noqa: N818
+    """A judge was lost, and the one in its place is on another device of the same kind.
+
+    Attributes:
+        unit: Name of that device.
+    """
+
+    def __init__(self, text: str, unit: str = "") -> None:
+        super().__init__(text)
+        self.unit = unit
 
 
 class DeviceError(MachineError):

@@ -125,7 +125,7 @@ def compared(against, theirs, mine):
     return Comparison(against, ratio, low, high, 0.99 if ratio > 1.004 else 0.5, cases)
 
 
-def machine(builder=None, judge=None, quiet=False, jobs=2, tune=1, others=()):
+def machine(builder=None, judge=None, quiet=False, jobs=2, tune=1, others=(), moves=False):
     units = [Unit(f"unit {i}", other) for i, other in enumerate(others, 1)]
     return Machine(
         builder or FakeBuilder(),
@@ -139,4 +139,5 @@ def machine(builder=None, judge=None, quiet=False, jobs=2, tune=1, others=()):
         tune,
         "unit 0",
         (lambda say: say("others") or units) if units else None,
+        moves,
     )

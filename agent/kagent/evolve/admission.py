@@ -112,22 +112,37 @@ def compare(unit: str, home: Pairs, mine: Pairs) -> Admitted:
     return Admitted(unit, apart, squares)
 
 
-async def compare_units(
-    home: JudgeHandle, units: Sequence[Unit], entrants: Sequence[Contender]
-) -> ComparedUnits:
-    """Each device beside the first one, by a race of the same kernels on each.
+async def timed_pairs(
+    handle: JudgeHandle, entrants: Sequence[Contender], *, on_trial: bool = False
+) -> Pairs:
+    """Pairs of these kernels on a judge's device, or of the only one and torch, by a race.
 
     Raises:
-        MachineError: The first device failed. One of the others that fails is not admitted.
+        ChildDied, MachineError: It failed.
     """
     torch = len(entrants) < 2  # a pair is needed
+    async with handle.slot.measure():
+        race = await handle.call(
+            lambda: handle.unit.judge.race(entrants, hidden=False, baselines=torch),
+            on_trial=on_trial,
+        )
+    return pairs_of(race)
 
-    async def raced(handle: JudgeHandle) -> Race | KagentError:
+
+async def compare_units(
+    home: JudgeHandle, units: Sequence[Unit], entrants: Sequence[Contender]
+) -> tuple[ComparedUnits, Pairs]:
+    """Each device beside the first one, and the first one's pairs, by a race of the same kernels
+    on each.
+
+    Raises:
+        ChildDied, MachineError: The first device failed. One of the others that fails is not
+            admitted.
+    """
+
+    async def raced(handle: JudgeHandle) -> Pairs | KagentError:
         try:
-            async with handle.slot.measure():
-                return await handle.call(
-                    lambda: handle.unit.judge.race(entrants, hidden=False, baselines=torch)
-                )
+            return await timed_pairs(handle, entrants)
         except (MachineError, ChildDied) as e:
             return e
 
@@ -139,11 +154,10 @@ async def compare_units(
             handle.close()
     if isinstance(first, KagentError):
         raise first
-    pairs = pairs_of(first)
     others = [
-        Admitted(unit.name, why_not=str(race))
-        if isinstance(race, KagentError)
-        else compare(unit.name, pairs, pairs_of(race))
-        for unit, race in zip(units, rest, strict=True)
+        Admitted(unit.name, why_not=str(pairs))
+        if isinstance(pairs, KagentError)
+        else compare(unit.name, first, pairs)
+        for unit, pairs in zip(units, rest, strict=True)
     ]
-    return ComparedUnits(home.unit.name, tuple(others))
+    return ComparedUnits(home.unit.name, tuple(others)), first

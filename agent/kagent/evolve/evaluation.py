@@ -29,9 +29,16 @@ from kagent_sandbox.data.verdict import (
     Status,
     Verdict,
 )
-from kagent_sandbox.errors import ChildDied, KagentError, MachineError, RunError
+from kagent_sandbox.errors import ChildDied, JudgeMoved, KagentError, MachineError, RunError
 
-from kagent.evolve.admission import SEEDS, compare_units
+from kagent.evolve.admission import (
+    SEEDS,
+    ComparedUnits,
+    Pairs,
+    compare,
+    compare_units,
+    timed_pairs,
+)
 from kagent.evolve.device_slot import DeviceSlot
 from kagent.evolve.judge_pool import JudgeHandle, JudgePool
 from kagent.evolve.machine import Machine, Unit, contender
@@ -91,6 +98,14 @@ class _Judged:
     unit: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Admission:
+    """Kernels that all devices of a session have timed, and their ratios on the first one."""
+
+    entrants: Sequence[Contender]
+    pairs: Pairs
+
+
 class Evaluator:
     """Takes proposals to their verdicts. `incumbent` is what they are timed against: its id and
     what was built of it.
@@ -114,6 +129,7 @@ class Evaluator:
         self._build_threads = ThreadPoolExecutor(machine.jobs, "build")
         self._pool = JudgePool(Unit(machine.unit, machine.judge), self._slot)
         self._units: Sequence[Unit] = ()  # further ones, which have not been compared yet
+        self._admission: _Admission | None = None  # what further devices are compared by
         self._spread = 0.0  # of log(ratio) from device to device
         self._work = {c.facts.work_hash: c.id for c in reversed(list(lineage)) if c.facts}
 
@@ -190,8 +206,13 @@ class Evaluator:
 
     async def _race_at(self, handle: JudgeHandle, contenders: Sequence[Contender]) -> Race:
         hidden = self._machine.race_request is not None
-        async with handle.slot.measure():
-            return await handle.call(lambda: handle.unit.judge.race(contenders, hidden=hidden))
+        judge = handle.unit.judge
+        while True:
+            try:
+                async with handle.slot.measure():
+                    return await handle.call(lambda: judge.race(contenders, hidden=hidden))
+            except JudgeMoved:
+                await self._admit_moved(handle)
 
     async def prepare(self) -> None:
         """Measure what candidates are compared with, before anything else runs."""
@@ -213,18 +234,20 @@ class Evaluator:
         return self._pool.count
 
     async def admit(self, seeds: Sequence[Candidate]) -> None:
-        """Let candidates go to further judges, if the seeds' ratios are the same on their devices.
+        """Let candidates go to further judges, if the seeds' ratios are the same on their devices;
+        where a judge may come back on another one, have ratios to compare that with.
 
         Args:
             seeds: Those that passed, the fastest first.
         """
         units, self._units = self._units, ()
-        if not units:
+        if not units and (not self._machine.moves or self._admission is not None):
             return
         all_built = [(c, await self.build(c.proposal)) for c in seeds[:SEEDS]]
         entrants = [contender(c, b) for c, b in all_built if isinstance(b, Built)]
         self._observe(Progress("comparing devices by the seeds"))
-        fleet = await compare_units(self._pool.home, units, entrants)
+        fleet, pairs = await compare_units(self._pool.home, units, entrants)
+        self._admission = _Admission(entrants, pairs)
         for unit, found in zip(units, fleet.others, strict=True):
             if found.why_not:
                 self._observe(Progress(f"{found.unit} does not judge: {found.why_not}"))
@@ -234,6 +257,32 @@ class Evaluator:
                     Progress(f"{found.unit} judges, too: ratios differ by {found.apart:.2%}")
                 )
         self._spread = fleet.spread
+        if units:
+            self._store.append("units", to_json(fleet))
+
+    async def _admit_moved(self, handle: JudgeHandle) -> None:
+        """Go on with a judge that came back on another device, if that would be admitted.
+
+        Raises:
+            ChildDied: It was lost once more.
+            MachineError: It is not.
+        """
+        async with handle.admission:
+            moved, known = handle.moved, self._admission
+            if moved is None:  # another candidate has seen to it
+                return
+            if known is None:
+                raise MachineError(f"{moved}; nothing was compared on that one yet")
+            self._observe(Progress(f"comparing {moved.unit} by the seeds: a judge has moved there"))
+            mine = await timed_pairs(handle, known.entrants, on_trial=True)
+            found = compare(moved.unit, known.pairs, mine)
+            if found.why_not:
+                raise MachineError(f"{moved}; {found.why_not}")
+            handle.unit = replace(handle.unit, name=moved.unit)
+            handle.moved = None
+        fleet = ComparedUnits(self._pool.home.unit.name, (found,))
+        self._observe(Progress(f"{moved.unit} judges now: ratios differ by {found.apart:.2%}"))
+        self._spread = max(self._spread, fleet.spread)
         self._store.append("units", to_json(fleet))
 
     def _drop(self, handle: JudgeHandle, error: KagentError) -> None:
@@ -303,7 +352,10 @@ class Evaluator:
         while True:
             async with self._pool.take(first=first) as handle:
                 try:
-                    return await work(handle)
+                    try:
+                        return await work(handle)
+                    except JudgeMoved:
+                        await self._admit_moved(handle)
                 except (MachineError, ChildDied) as e:
                     self._drop(handle, e)
 
@@ -412,7 +464,7 @@ class Evaluator:
             best = self.incumbent
             self._observe(Working(number, Step.MEASURE))
             verdict = await handle.call(work)
-        if isinstance(verdict, Passed) and verdict.versus is not None and self._pool.count > 1:
+        if isinstance(verdict, Passed) and verdict.versus is not None:
             verdict = replace(verdict, versus=widened(verdict.versus, self._spread))
         return verdict
 

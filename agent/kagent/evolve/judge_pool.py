@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
+from kagent_sandbox.errors import JudgeMoved
+
 from kagent.evolve.device_slot import DeviceSlot
 from kagent.evolve.machine import Unit
 
@@ -29,11 +31,31 @@ class JudgeHandle:
         self.unit = unit
         self.slot = slot
         self.load = 0  # candidates that are there now
+        self.moved: JudgeMoved | None = None  # to another device, where nothing is asked of it yet
+        self.admission = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, "judge")
 
-    async def call(self, work: Callable[[], T]) -> T:
-        """Call the judge in its thread. The caller has the device (`slot`)."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+    async def call(self, work: Callable[[], T], *, on_trial: bool = False) -> T:
+        """Call the judge in its thread. The caller has the device (`slot`).
+
+        Args:
+            work: Calls it.
+            on_trial: Whether it is called although it has moved to another device.
+
+        Raises:
+            JudgeMoved: It has, and that device is not admitted.
+        """
+
+        def called() -> T:  # one after the other: who is next knows that it has moved
+            if self.moved is not None and not on_trial:
+                raise self.moved
+            try:
+                return work()
+            except JudgeMoved as e:
+                self.moved = e
+                raise
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, called)
 
     def close(self) -> None:
         """Start nothing more. What still runs ends when the judge is closed."""

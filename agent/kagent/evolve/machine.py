@@ -79,6 +79,7 @@ class Machine:
     others: Callable[[Callable[[str], None]], Sequence[Unit]] | None = None
     """Measures what further judges need, says what it does, and returns those whose devices are
     like the first one's."""
+    moves: bool = False  # a judge that is lost may come back on another device
 
 
 def contender(candidate: Candidate, built: Built) -> Contender:

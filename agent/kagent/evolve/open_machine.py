@@ -124,6 +124,7 @@ def open_machine(
             tune=config.tune,
             unit=names[0],
             others=others if further else None,
+            moves=config.on != LOCAL and bool(facts.unit),
         )
         yield machine, facts, environment
 

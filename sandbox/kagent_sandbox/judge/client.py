@@ -25,7 +25,7 @@ from kagent_sandbox.data.verdict import (
     Status,
 )
 from kagent_sandbox.device.table import find_device
-from kagent_sandbox.errors import ChildDied, MachineError
+from kagent_sandbox.errors import ChildDied, JudgeMoved, MachineError
 from kagent_sandbox.judge.check.cases import bench_cases
 from kagent_sandbox.judge.judge_process import JudgeProcess
 from kagent_sandbox.judge.link import Link
@@ -146,6 +146,9 @@ class JudgeClient:
         self._choices: dict[str, Mapping[str, int]] = {}
         self._set_aside = 0  # candidates since the last one that was judged
         self._ceilings: Ceilings | None = None
+        self._timed = False  # whether there are times that those of a successor must compare with
+        self._moved: JudgeMoved | None = None  # to another device, which nobody has been told
+        self._died_of = ""  # key of the candidate that the last judge died of
         self._closed = False
         self._start()
 
@@ -235,7 +238,7 @@ class JudgeClient:
             result = from_json(CheckAnswer, self._ask("check", {"key": self._keep(built)})).result
             return result.errors if isinstance(result, Correct) else result
 
-        return self._judged(Stage.CHECK, ask)
+        return self._judged(Stage.CHECK, built, ask)
 
     def examine(self, built: Built, *, bench_shapes: bool = False) -> Examined:
         """Check a candidate in every case, also after one that fails. A search ends at the first.
@@ -250,7 +253,7 @@ class JudgeClient:
             asked = {"key": self._keep(built), "bench_shapes": bench_shapes}
             return from_json(Examined, self._ask("examine", asked))
 
-        found = self._judged(Stage.CHECK, ask)
+        found = self._judged(Stage.CHECK, built, ask)
         for rejected in found.failed if isinstance(found, Examined) else ():
             self._require_room(rejected)
         return Examined((), (found,)) if isinstance(found, Rejected) else found
@@ -273,7 +276,7 @@ class JudgeClient:
             found = from_json(SweepAnswer, self._ask("sweep", asked)).result
             return found.us if isinstance(found, Swept) else found
 
-        return self._judged(Stage.MEASURE, ask)
+        return self._judged(Stage.MEASURE, built, ask)
 
     def measure(
         self,
@@ -312,7 +315,8 @@ class JudgeClient:
             request = to_json(MeasureRequest(key, tuple(errors), entrant, limit_s))
             return from_json(MeasureAnswer, self._ask("measure", {"request": request})).result
 
-        answer = self._judged(Stage.MEASURE, ask)
+        answer = self._judged(Stage.MEASURE, built, ask)
+        self._timed = True
         if isinstance(answer, IncumbentRejected):
             self._require_room(answer.incumbent)
             raise IncumbentWrong(against, answer.incumbent)
@@ -334,10 +338,12 @@ class JudgeClient:
         Returns:
             Times in µs and ratios per case, and ratios over all cases.
         """
+        self._tell_moved()
         try:
             return self._race(contenders, hidden=hidden, baselines=baselines)
         except ChildDied:
             self._restart()
+            self._tell_moved()
             return self._race(contenders, hidden=hidden, baselines=baselines)
 
     def _race(self, contenders: Sequence[Contender], *, hidden: bool, baselines: bool) -> Race:
@@ -346,6 +352,7 @@ class JudgeClient:
             self._ask("ahead", {"hidden": True})
         request = to_json(RaceRequest(entrants, hidden, baselines))
         race = from_json(Race, self._ask("race", {"request": request}))
+        self._timed = True
         for rejected in race.failed.values():
             self._require_room(rejected)
         return race
@@ -373,22 +380,29 @@ class JudgeClient:
 
     # -- when the judge dies -----------------------------------------------------------------------
 
-    def _judged(self, stage: Stage, ask: Callable[[], T]) -> T | Rejected:
+    def _judged(self, stage: Stage, built: Built, ask: Callable[[], T]) -> T | Rejected:
         """Ask about a candidate; again with a new judge if this one dies.
 
         Raises:
             ChildDied: That happens to one candidate after the other.
             DeviceWedged: The device does not compute any more.
+            JudgeMoved: See `_tell_moved`.
         """
+        self._tell_moved()
         try:
             answer = ask()
-        except ChildDied:
+        except ChildDied as death:
+            before, self._died_of = self._died_of, key_of(built)
+            if before == self._died_of:  # as the judge before, on another device
+                return self._aside(stage, death)
             self._restart()
+            self._tell_moved()
             try:
                 answer = ask()
             except ChildDied as again:
                 return self._aside(stage, again)
         self._set_aside = 0
+        self._died_of = ""
         if isinstance(answer, Rejected):
             self._require_room(answer)
         return answer
@@ -405,6 +419,7 @@ class JudgeClient:
     def _aside(self, stage: Stage, death: ChildDied) -> Rejected:
         """The verdict on a candidate that two judges in a row have died of."""
         self._set_aside += 1
+        self._died_of = ""
         if self._set_aside > MOST_SET_ASIDE:
             raise ChildDied(
                 f"{self._set_aside} candidates in a row have cost two judges each: that is the "
@@ -429,10 +444,12 @@ class JudgeClient:
         on_progress: Callable[[str], None] | None = None,
     ) -> object:
         """The answer to what is not about a candidate; of a new judge if this one dies."""
+        self._tell_moved()
         try:
             return self._ask(verb, request, on_progress=on_progress)
         except ChildDied:
             self._restart()
+            self._tell_moved()
             return self._ask(verb, request, on_progress=on_progress)
 
     def _restart(self) -> None:
@@ -462,6 +479,22 @@ class JudgeClient:
                     f"whose ceilings differ by {apart:.1%} (most: {CEILINGS_APART:.0%}): times of "
                     "the two do not compare. What is recorded is kept: resume on the first one"
                 )
+        if self._timed and self.facts.unit != before.unit:
+            self._moved = JudgeMoved(
+                f"the judge was lost, and the one in its place is on another {before.name} "
+                f"({self.facts.unit}). What is recorded is kept: resume on the first one",
+                self.facts.unit,
+            )
+
+    def _tell_moved(self) -> None:
+        """Tell once that the judge has moved, before it is asked on the other device.
+
+        Raises:
+            JudgeMoved: It has. Whoever asks again has made sure that times of the two compare.
+        """
+        moved, self._moved = self._moved, None
+        if moved is not None:
+            raise moved
 
     # -- the protocol ----------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from kagent.evolve.remembering import SeedText
 from kagent.runs.lineage import Candidate, Lineage, Operator, Proposal, Withdrawal
 from kagent_sandbox.data.records import from_json
 from kagent_sandbox.data.verdict import Comparison, Passed, Rejected, SpeedVerdict, Stage, Status
-from kagent_sandbox.errors import MachineError
+from kagent_sandbox.errors import JudgeMoved, MachineError
 from simulated_evolution import RandomProposer, evolution
 from simulated_landscape import toy_source
 from simulated_machine import FakeBuilder, FakeJudge, machine
@@ -22,9 +22,9 @@ class ManyAtOnce(RandomProposer):
     at_once = 8
 
 
-def search(tmp_path, judges, budget=30, **more):
+def search(tmp_path, judges, budget=30, *, moves=False, **more):
     home, *others = judges
-    opened = machine(FakeBuilder(0.004), home, jobs=4, others=others)
+    opened = machine(FakeBuilder(0.004), home, jobs=4, others=others, moves=moves)
     evolved, store = evolution(
         tmp_path / "toy",
         tmp_path / "runs",
@@ -96,6 +96,52 @@ def test_a_judge_that_fails_is_left_out_and_its_candidate_goes_to_another(tmp_pa
     assert any("unit 1 judges no more: the device has left" in str(e) for e in said)
     with pytest.raises(MachineError, match="has left"):
         search(tmp_path / "more", [FakeJudge(dies_after=6), FakeJudge(0.004)])
+
+
+class Moving(FakeJudge):
+    """A judge that is lost, and whose successor is on another device."""
+
+    def __init__(self, after, wide):
+        super().__init__(0.002)
+        self._after, self._wide_then = after, wide
+
+    def measure(self, *given, **named):
+        if len(self.measured) == self._after:
+            self._after = math.inf
+            self.wide = self._wide_then
+            raise JudgeMoved("the judge has moved", "unit 9")
+        return super().measure(*given, **named)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_judge_on_another_device_goes_on_if_its_ratios_are_the_same(tmp_path, alone):
+    said, moving = [], Moving(6, 1.01)
+    judges = [moving] if alone else [moving, FakeJudge(0.002)]
+    history = search(tmp_path, judges, moves=True, observe=said.append)
+    assert history.lineage.counted == 30
+    assert moving.compared == 2  # before and after
+    assert any("unit 9 judges" in str(e) for e in said)
+    found = [from_json(ComparedUnits, e.data) for e in history.events if e.kind == "units"][-1]
+    assert [o.unit for o in found.others] == ["unit 9"]
+    assert found.spread == pytest.approx(math.log(1.01), rel=0.01)
+    if not alone:
+        assert "unit 9" in {c.unit for c in history.lineage}
+
+
+def test_a_judge_on_another_device_with_other_ratios_gives_no_more_verdicts(tmp_path):
+    moving = Moving(6, 1.05)
+    with pytest.raises(MachineError, match=r"the judge has moved.* on the first device"):
+        search(tmp_path, [moving], moves=True)
+    assert len(moving.measured) == 6
+    other = Moving(2, 1.05)
+    history = search(tmp_path / "more", [FakeJudge(0.004), other], moves=True)
+    assert history.lineage.counted == 30
+    assert len(other.measured) == 2
+
+
+def test_a_judge_that_moves_before_anything_was_compared_ends_the_session(tmp_path):
+    with pytest.raises(MachineError, match=r"the judge has moved.* nothing was compared"):
+        search(tmp_path, [Moving(1, 1.0)], moves=True)
 
 
 def test_one_seed_is_compared_beside_torch(tmp_path):

@@ -4,9 +4,11 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from kagent_sandbox.data.build import Built
 from kagent_sandbox.data.device import Ceilings, DeviceFacts
+from kagent_sandbox.data.race import Race
 from kagent_sandbox.data.records import to_json
-from kagent_sandbox.errors import ChildDied, MachineError
+from kagent_sandbox.errors import ChildDied, JudgeMoved, MachineError
 from kagent_sandbox.judge.client import JudgeClient
 from kagent_sandbox.judge.protocol import USES
 from kagent_sandbox.judge.timing.noise import Noise
@@ -23,7 +25,7 @@ class MadeLink:
     pid = 1
 
     def __init__(self, facts, ceilings, *, dies):
-        self.answers = {"open": facts, "ceilings": ceilings, "noise": NOISE}
+        self.answers = {"open": facts, "ceilings": ceilings, "noise": NOISE, "race": Race((), {})}
         self.dies = dies
         self.closed = False
 
@@ -83,6 +85,44 @@ def test_a_successor_whose_times_do_not_compare_ends_the_run():
     judge.ceilings()
     with pytest.raises(MachineError, match=r"another Toy, whose ceilings differ by 10\.0%"):
         judge.noise()
+
+
+@pytest.mark.parametrize(("unit", "moved"), [("one", False), ("two", True)])
+def test_a_successor_on_another_device_is_compared_before_it_goes_on(unit, moved):
+    """Its ceilings do not say how it times kernels that were timed on the first one."""
+    judge, _ = client(dataclasses.replace(FACTS, unit=unit))
+    judge.race([], hidden=False)
+    if moved:
+        with pytest.raises(JudgeMoved, match=r"on another Toy \(two\)") as error:
+            judge.noise()
+        assert error.value.unit == "two"
+    assert judge.noise() == NOISE
+
+
+def test_a_candidate_that_two_devices_judges_die_of_is_set_aside():
+    """However often its judge comes back on another device."""
+    units = iter("abcdefg")
+
+    class Dying(MadeLink):
+        def __init__(self):
+            super().__init__(dataclasses.replace(FACTS, unit=next(units)), CEILINGS, dies=False)
+
+        def ask(self, verb, request, blobs, on_progress):
+            if verb == "check":
+                raise ChildDied("gone")
+            known = verb in self.answers
+            return super().ask(verb, request, blobs, on_progress) if known else {}
+
+    judge = JudgeClient(SOFTMAX, "cpu", 1, connect=Dying)
+    judge.race([], hidden=False)
+    candidate = Built("source", "tree", "cpu", ({},), {}, {}, 0.0, "")
+    with pytest.raises(JudgeMoved, match=r"\(b\)"):
+        judge.check(candidate)
+    verdict = judge.check(candidate)
+    assert verdict.message.startswith("set aside: two judges in a row died of this candidate")
+    with pytest.raises(JudgeMoved, match=r"\(c\)"):
+        judge.race([], hidden=False)
+    assert judge.noise() == NOISE
 
 
 def test_ceilings_that_do_not_bound_the_task_may_differ():
