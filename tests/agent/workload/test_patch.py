@@ -14,7 +14,7 @@ from commands import run
 from kagent.export.writing import files_of, write_library
 from kagent.workload import patching
 from kagent.workload.child import script_of
-from kagent.workload.patch import Patch, Patched, PatchTrial, patch, rests_text
+from kagent.workload.patch import Patch, Patched, PatchTrial, _whole, patch, rests_text
 from kagent.workload.patch_file import Library, is_region, open_library, patch_text
 from kagent.workload.patch_view import patch_view
 from kagent.workload.sites import parse_site, sites_of_torch
@@ -457,6 +457,34 @@ def test_regions_are_held_against_the_script_together(patch_regions, both_us, ke
     else:
         assert found.ratio is None
         assert found.sites[0].why.startswith("together SLOWER beside the unpatched script, 0.9")
+
+
+@pytest.mark.parametrize("names", [["region a"], ["region a", "region b"], ["torch.a"]])
+@pytest.mark.parametrize(("deciding_us", "kept"), [(200.0, True), (310.0, False)])
+def test_the_steps_gain_is_measured_after_all_is_decided(monkeypatch, names, deciding_us, kept):
+    """What was chosen by a sample looks better in it than it is."""
+    lucky = Interval(2.0, 1.9, 2.1)
+    trial = PatchTrial(lucky, SpeedVerdict.FASTER, 150.0, "operations", lucky, kept=True)
+    sites = [Patched(n, n, 1.0, trials=[trial], kept=True) for n in names]
+    asked = []
+
+    def times(session, configurations, pairs, warmup):
+        asked.append((configurations, pairs))
+        deciding = pairs - 4
+        return [[300.0] * pairs, [deciding_us] * deciding + [270.0] * 4], ["a neighbour"]
+
+    monkeypatch.setattr("kagent.workload.patch._times", times)
+    regions = [n for n in names if n.startswith("region")]
+    found = _whole(
+        None, Patch("s", sites, 1, 1, None), sites, regions, "operations", 4, 1, lambda _: None
+    )
+    assert asked == [([None, {"sites": names, "rest": "operations"}], 8 if regions else 4)]
+    if kept or not regions:
+        assert (found.ratio.value, found.after_us) == (pytest.approx(300 / 270), 270.0)
+        assert (found.before_us, found.disturbed) == (300.0, ["a neighbour"])
+    else:
+        assert found.ratio is None
+        assert [p.kept for p in found.sites] == [False] * len(names)
 
 
 def test_regions_of_a_script_that_compiles_itself(patch_regions):
