@@ -158,6 +158,16 @@ def test_infinities_that_hardly_ever_meet_what_vanishes_are_no_inputs(in_process
         assert make_draft(find_room(make_operation(function, torch.randn(64, 64)))).nonfinite
 
 
+def test_infinities_are_no_inputs_where_torchs_own_formula_decides():
+    """A layer norm's gradient at an infinity: its kernel for CPUs gives NaN where the simpler
+    operations that Inductor has for it, and its kernel for GPUs, keep infinities. Forward it is NaN
+    either way.
+    """
+    for backward in (True, False):
+        operation = make_operation(nn.LayerNorm(64), torch.randn(48, 64), backward=backward)
+        assert make_draft(find_room(operation)).nonfinite is not backward
+
+
 class Shifted(nn.Module):
     """Divides by a norm that only a module of zeros has as 0."""
 
