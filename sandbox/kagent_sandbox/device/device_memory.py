@@ -28,13 +28,15 @@ class MemoryUse:
         total: All of it.
         free: Left for everybody.
         kept: Of this process, now.
-        peak: Of this process at most, since the request began.
+        peak: Of this process at most, since the request began, without its arena.
+        arena: Of its arena, which candidates' plans work in.
     """
 
     total: int
     free: int
     kept: int
     peak: int
+    arena: int = 0
 
 
 def lacks_memory(error: BaseException) -> bool:
@@ -74,10 +76,12 @@ def memory_use(device: torch.device, arena_bytes: int = 0) -> MemoryUse | None:
         return None
     free, total = torch.cuda.mem_get_info(device)
     kept = torch.cuda.memory_reserved(device) + arena_bytes
-    return MemoryUse(total, free, kept, torch.cuda.max_memory_allocated(device) + arena_bytes)
+    return MemoryUse(total, free, kept, torch.cuda.max_memory_allocated(device), arena_bytes)
 
 
-def explain(error: Exception, use: MemoryUse | None, *, alone: bool) -> KagentError:
+def explain(
+    error: Exception, use: MemoryUse | None, *, alone: bool, arena_bytes: int = 0
+) -> KagentError:
     """The error to report where memory was not enough.
 
     Args:
@@ -85,6 +89,8 @@ def explain(error: Exception, use: MemoryUse | None, *, alone: bool) -> KagentEr
         use: Memory of the device.
         alone: Whether no other process works on the device: what others keep between their turns is
             still there.
+        arena_bytes: What of an arena is the task's: its inputs and results. The rest is scratch
+            memory of a candidate, and no fault of the task.
 
     Returns:
         `TaskError` where the request alone is more than the whole device; else `DeviceFull`, which
@@ -93,14 +99,15 @@ def explain(error: Exception, use: MemoryUse | None, *, alone: bool) -> KagentEr
     if use is None:
         return error if isinstance(error, KagentError) else DeviceFull(_first_line(error))
     needed = use.peak + _tried_bytes(str(error))
-    if alone and needed > MOST_SHARE * use.total:
+    of_task = needed + arena_bytes
+    if alone and of_task > MOST_SHARE * use.total:
         return TaskError(
-            f"{_first_line(error)} It needs {_gib(needed)} at once, and the device has "
+            f"{_first_line(error)} It needs {_gib(of_task)} at once, and the device has "
             f"{_gib(use.total)} in all: expected smaller cases, or a reference that keeps less"
         )
     others = max(0, use.total - use.free - use.kept)
     return DeviceFull(
-        f"{_first_line(error)} Needed at once {_gib(needed)}; {_gib(use.free)} of "
+        f"{_first_line(error)} Needed at once {_gib(needed + use.arena)}; {_gib(use.free)} of "
         f"{_gib(use.total)} are free, {_gib(others)} are held by other processes and launchers"
     )
 

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from kagent_sandbox.data.build import Contender, key_of
 from kagent_sandbox.data.verdict import CaseError, Examined, Passed, Rejected, Stage, Status
+from kagent_sandbox.device import device_memory
 from kagent_sandbox.errors import DeviceError, DeviceFull, DeviceWedged
 from kagent_sandbox.judge.arena.layout import ALIGN, pitch_of
 from kagent_sandbox.judge.arena.phase_timer import PhaseTimer
+from kagent_sandbox.judge.arena.scratch import refuse_scratch
 from kagent_sandbox.judge.arena.session import Arenas, CandidateRejected, LauncherSession
 from kagent_sandbox.judge.check.cases import bench_cases, check_cases, race_cases
 from kagent_sandbox.judge.check.check_inputs import draw_pair, drawn_pairs
@@ -63,8 +65,19 @@ class _Checked:
             self.session = None
 
 
-def _tried(evaluate: Callable[[], T], *, alone: bool = True) -> T | Rejected:
+def _tried(
+    evaluate: Callable[[], T],
+    *,
+    alone: bool = True,
+    blame: Callable[[Exception], Rejected | None] = lambda _: None,
+) -> T | Rejected:
     """Evaluate; once more in a fresh process where a failure may not be the kernel's.
+
+    Args:
+        evaluate: Evaluates a candidate.
+        alone: Whether nobody else works on the device.
+        blame: The verdict on a candidate without which memory would have been enough for the
+            judge; None where it would not.
 
     Raises:
         DeviceError: Twice in a row the machine failed in a way that no kernel can cause.
@@ -84,6 +97,11 @@ def _tried(evaluate: Callable[[], T], *, alone: bool = True) -> T | Rejected:
                 ) from e
             if last or e.blame == "kernel":
                 return e.verdict
+        except (DeviceFull, RuntimeError) as e:  # torch's are among the latter
+            verdict = blame(e)
+            if verdict is None:
+                raise
+            return verdict
     raise AssertionError("the last one returns or raises")
 
 
@@ -152,7 +170,8 @@ class Judge:
             MachineError: The device or the host does.
             KeyError: A case was not built.
         """
-        return _tried(lambda: tuple(self._check(built)), alone=self.alone)
+        blame = self._blame(Stage.CHECK, built, lambda b: self._checked_bytes(b, self.check_cases))
+        return _tried(lambda: tuple(self._check(built)), alone=self.alone, blame=blame)
 
     def examine(self, built: Built, *, bench_shapes: bool) -> Examined:
         """Check a candidate in every case, also after one that fails.
@@ -174,7 +193,11 @@ class Judge:
         errors: list[CaseError] = [] if isinstance(found, Rejected) else [*found]
         failed: list[Rejected] = []
         for case in (*self.check_cases, *more) if isinstance(found, Rejected) else more:
-            each = _tried(functools.partial(self._check_alone, built, case), alone=self.alone)
+            blame = self._blame(
+                Stage.CHECK, built, functools.partial(self._checked_bytes, cases=[case])
+            )
+            check = functools.partial(self._check_alone, built, case)
+            each = _tried(check, alone=self.alone, blame=blame)
             if not isinstance(each, Rejected):
                 errors += each
                 continue
@@ -197,6 +220,19 @@ class Judge:
         ) as session:
             pair = draw_pair(self._checker.sampler, case)
             return self._checker.check(session, built, case, pair)
+
+    def _blame(
+        self, stage: Stage, built: Built, arena_bytes: Callable[[Built], int]
+    ) -> Callable[[Exception], Rejected | None]:
+        """See `refuse_scratch`: what `_tried` asks where the judge's own work fails."""
+
+        def blame(error: Exception) -> Rejected | None:
+            if not (self.alone and device_memory.lacks_memory(error)):
+                return None
+            use = device_memory.memory_use(self.backend.device, self.arena_bytes)
+            return refuse_scratch(error, use, built, arena_bytes, stage)
+
+        return blame
 
     def _checked_bytes(self, built: Built, cases: Sequence[Case]) -> int:
         """Bytes of an arena in which each of these cases can be checked."""
@@ -300,7 +336,10 @@ class Judge:
             with LauncherSession(self.backend, arena, built.binaries, Stage.MEASURE) as session:
                 return meter.sweep(session, built, sweep_s)
 
-        return _tried(timed)
+        def arena_bytes(built: Built) -> int:
+            return self._meter().arena_bytes(built, (), None)
+
+        return _tried(timed, blame=self._blame(Stage.MEASURE, built, arena_bytes))
 
     def measure(
         self,
@@ -330,8 +369,11 @@ class Judge:
             with clock.part("other"):
                 return self._measure(built, errors, incumbent, sweep_s, checked, clock)
 
+        def arena_bytes(built: Built) -> int:  # the incumbent was judged in its own
+            return self._meter().arena_bytes(built, self.check_cases, None)
+
         try:
-            passed = _tried(timed)
+            passed = _tried(timed, blame=self._blame(Stage.MEASURE, built, arena_bytes))
         finally:
             checked.let_go()
         if isinstance(passed, Rejected):

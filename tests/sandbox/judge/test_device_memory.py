@@ -131,6 +131,13 @@ def test_only_what_is_more_than_the_device_is_the_tasks_fault():
     assert type(explain(torch.OutOfMemoryError("none"), None, alone=True)) is DeviceFull
 
 
+def test_a_candidates_scratch_memory_is_no_need_of_the_task():
+    use = MemoryUse(total=79 * GIB, free=6 * GIB, kept=60 * GIB, peak=20 * GIB, arena=50 * GIB)
+    error = explain(torch.OutOfMemoryError(TORCH), use, alone=True)
+    assert type(error) is DeviceFull
+    assert "Needed at once 82.0 GiB; 6.0 GiB of 79.0 GiB are free" in str(error)
+
+
 def test_a_candidate_without_memory_is_not_judged_while_others_have_it():
     calls = []
 

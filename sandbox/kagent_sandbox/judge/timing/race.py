@@ -14,9 +14,11 @@ import numpy as np
 
 from kagent_sandbox.data.race import BEST_OF_TORCH, TORCH, Race, RaceCase, Ratio
 from kagent_sandbox.data.verdict import CaseTiming, Comparison, Rejected, Stage
+from kagent_sandbox.device.device_memory import lacks_memory, memory_use
 from kagent_sandbox.device.interface import BaselineFailed
-from kagent_sandbox.errors import DeviceError
+from kagent_sandbox.errors import DeviceError, DeviceFull
 from kagent_sandbox.judge.arena.layout import pitch_of
+from kagent_sandbox.judge.arena.scratch import refuse_scratch
 from kagent_sandbox.judge.arena.session import Arenas, CandidateRejected, LauncherSession
 from kagent_sandbox.judge.check.checker import Checker, check_results
 from kagent_sandbox.judge.timing import estimates, metrics
@@ -27,7 +29,7 @@ from kagent_sandbox.judge.timing.versus_incumbent import CLEAR
 if TYPE_CHECKING:
     import random
 
-    from kagent_sandbox.data.build import Contender
+    from kagent_sandbox.data.build import Built, Contender
     from kagent_sandbox.data.case import Case
     from kagent_sandbox.data.device import Ceilings
     from kagent_sandbox.data.kind import Kind
@@ -97,6 +99,13 @@ class Racer:
                     raise DeviceError(f"twice in a race: {e}; no kernel can cause that") from e
                 failed[e.id] = e.verdict
                 runners = [r for r in runners if r.id != e.id]
+            except (DeviceFull, RuntimeError) as e:  # torch's are among the latter
+                largest = self._largest(runners, cases)
+                verdict = self._refused(e, largest, cases)
+                if verdict is None:
+                    raise
+                failed[largest.id] = verdict
+                runners = [r for r in runners if r.id != largest.id]
         ids = [r.id for r in runners]
         by_id = {r.id: r for r in runners}
         results = [
@@ -131,16 +140,11 @@ class Racer:
 
         What is left `until` that time of `time.monotonic` is shared evenly by the cases.
         """
-        places = self._traits.placements
-        memory = self.backend.facts.memory_bytes
-        counts = {
-            c.name: placement_count(self.task, c, places, self.ceilings, memory) for c in cases
-        }
-        nbytes = max(counts[c.name] * pitch_of(r.plan(c.name) for r in runners) for c in cases)
+        largest = self._largest(runners, cases)
         try:
-            arena = self.arenas.at_least(nbytes)
+            arena = self.arenas.at_least(self._arena_bytes(largest, cases))
         except CandidateRejected as e:
-            raise _OutError(runners[-1].id, e.verdict) from e
+            raise _OutError(largest.id, e.verdict) from e
         found: dict[str, Blocks] = {}
         for number, case in enumerate(cases):
             now = time.monotonic()
@@ -155,16 +159,38 @@ class Racer:
                         )
                     if opened is not None:
                         absent[case.name] = _Absent(opened.missing, tuple(opened.lacking))
-                    count = counts[case.name]
-                    blocks = self._run_case(runners, case, count, arena, opened, share, notes)
+                    blocks = self._run_case(runners, case, arena, opened, share, notes)
                     found[case.name] = blocks
         return found
+
+    def _count(self, case: Case) -> int:
+        places, memory = self._traits.placements, self.backend.facts.memory_bytes
+        return placement_count(self.task, case, places, self.ceilings, memory)
+
+    def _arena_bytes(self, runner: Contender, cases: Sequence[Case]) -> int:
+        return max(self._count(c) * pitch_of([runner.plan(c.name)]) for c in cases)
+
+    def _largest(self, runners: Sequence[Contender], cases: Sequence[Case]) -> Contender:
+        """The contender that the arena is as large for."""
+        return max(runners, key=lambda r: self._arena_bytes(r, cases))
+
+    def _refused(
+        self, error: Exception, runner: Contender, cases: Sequence[Case]
+    ) -> Rejected | None:
+        """See `refuse_scratch`."""
+        if not lacks_memory(error):
+            return None
+
+        def arena_bytes(built: Built) -> int:
+            return self._arena_bytes(replace(runner, built=built), cases)
+
+        use = memory_use(self.backend.device, self.arenas.nbytes)
+        return refuse_scratch(error, use, runner.built, arena_bytes, Stage.MEASURE)
 
     def _run_case(
         self,
         runners: Sequence[Contender],
         case: Case,
-        count: int,
         arena: Arena,
         opened: OpenBaselines | None,
         until: float,
@@ -186,7 +212,7 @@ class Racer:
         session = LauncherSession(
             self.backend, arena, shared, Stage.MEASURE, launcher, self.clock, apart
         )
-        timed = TimedBlocks(session, self.checker, case, sides, count, traits)
+        timed = TimedBlocks(session, self.checker, case, sides, self._count(case), traits)
         try:
             with session:
                 timed.prepare()
