@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kagent_sandbox.judge.check.known_results import KnownResults
+
 _STAY = frozenset(
     {
         *("_to_copy", "alias", "clone", "contiguous", "copy_", "detach", "lift_fresh", "set_"),
@@ -90,19 +92,21 @@ class OmissionRecorder(Watching):  # type: ignore[no-untyped-call]
 
     Attributes:
         found: The omissions, in the order in which they ran.
+        known: Results of the operations.
     """
 
     def __init__(self, file: Path) -> None:
         """`file`: reference.py, as it was imported."""
         super().__init__(file)
         self.found: dict[Omission, None] = {}
+        self.known = KnownResults()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         """Run the operation, and note it."""
         kwargs = kwargs or {}
-        out = func(*args, **kwargs)
+        out = self.known.run(func, args, kwargs, keep=True)
         first = _first(out)
         frame = None if first is None or _stays(func) else self.frame()
         if frame is not None and first is not None:
@@ -114,10 +118,17 @@ class OmissionRecorder(Watching):  # type: ignore[no-untyped-call]
 class Omitter(Watching):  # type: ignore[no-untyped-call]
     """Leaves one operation out. A context manager."""
 
-    def __init__(self, file: Path, omission: Omission) -> None:
-        """`file`: reference.py, as it was imported."""
+    def __init__(self, file: Path, omission: Omission, known: KnownResults) -> None:
+        """Take results that are `known` from there.
+
+        Args:
+            file: reference.py, as it was imported.
+            omission: What to leave out.
+            known: Of an `OmissionRecorder`, for the same inputs.
+        """
         super().__init__(file)
         self._omission = omission
+        self._known = known
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -128,7 +139,7 @@ class Omitter(Watching):  # type: ignore[no-untyped-call]
             frame = self.frame()
             if frame is not None and _place(frame) == self._omission.call_id:
                 return _without(func, args, kwargs, self._omission.how)
-        return func(*args, **kwargs)
+        return self._known.run(func, args, kwargs, keep=False)
 
 
 def name_of(func: Any) -> str:

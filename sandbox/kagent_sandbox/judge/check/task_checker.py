@@ -607,7 +607,7 @@ def _check_idle(
                 continue
             found[omission] = None
             try:
-                with Omitter(file, omission):
+                with Omitter(file, omission, recorder.known):
                     results = sampler.call("reference", input_set)
             except TaskError:
                 results = ()
@@ -670,7 +670,7 @@ def _wrong_results(
         if not open_(omission):
             continue
         try:
-            with Omitter(file, omission):
+            with Omitter(file, omission, recorder.known):
                 results = sampler.call("reference", input_set)
         except TaskError:
             yield omission, None
