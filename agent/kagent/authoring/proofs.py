@@ -9,7 +9,9 @@ runs in a dispatch mode that knows of tensors only what operations guarantee:
   product of two upper triangular matrices is one, and `triu` keeps it, for finite numbers;
 - limits: what `clamp` cuts off and nothing else reads is cut off again by a narrower `clamp` after
   a multiplication or addition of a number, which keep the order: in floating point, which overflows
-  to infinity. Whole numbers and 8-bit floats do not.
+  to infinity. Whole numbers and 8-bit floats do not;
+- norms of which mean and deviation alone are read, as by a gradient: the result itself, its weight
+  and its bias decide neither.
 
 All else is unknown, and what is written in place makes everything unknown.
 """
@@ -41,6 +43,8 @@ _SHIFTS = frozenset({"__rshift__", "bitwise_right_shift"})
 _ANDS = frozenset({"__and__", "bitwise_and"})
 _PRODUCTS = frozenset({"mm", "bmm"})
 _CLAMPS = frozenset({"clamp", "clamp_min", "clamp_max", "hardtanh", "relu"})
+_NORMS = frozenset({"native_layer_norm", "native_group_norm"})
+"""Operations whose first result alone depends on `weight` and `bias`."""
 _TRIANGLES = {"triu": "upper", "tril": "lower"}
 _SIDES = {"upper": "below", "lower": "above"}
 _ELEMENTWISE = frozenset({"neg", "mul", "div", "clone", "_to_copy", "detach", "alias"})
@@ -113,6 +117,11 @@ class _Cut:
         return self.low <= limits[0] and limits[1] <= self.high
 
 
+def _memory(tensor: torch.Tensor) -> int:
+    address: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - torch's own way
+    return address
+
+
 def _found(known: Any, value: object) -> Any:
     """An entry for a tensor; None where there is none."""
     return known[value] if isinstance(value, torch.Tensor) and value in known else None
@@ -141,6 +150,7 @@ class _Prover(Watching):  # type: ignore[no-untyped-call]
         self._cuts: Any = WeakIdKeyDictionary()  # of each tensor the _Cut of the clamp before it
         self.proven: dict[str, str] = {}
         self.open: set[str] = set()  # of the same words, and not proven there
+        self._unread: dict[int, tuple[torch.Tensor, list[str]]] = {}  # of norms, by memory
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -148,9 +158,15 @@ class _Prover(Watching):  # type: ignore[no-untyped-call]
         """Run the operation, and note what is known of its result."""
         kwargs = kwargs or {}
         name = name_of(func)
+        self.read([*args, *kwargs.values()])
         given = [self._of(a) for a in args]
         out = func(*args, **kwargs)
         frame = self.frame()
+        if name in _NORMS and frame is not None:
+            ways = (instead("input"), "no weight", "no bias")
+            norms = [omission_at(frame, func, way).words for way in ways]
+            self._unread[_memory(out[0])] = out[0], norms
+            self.proven |= dict.fromkeys(norms, "its mean and deviation alone are read")
         words = omission_at(frame, func, instead("self")).words if frame is not None else ""
         self._cut(name, [*args, *kwargs.values()], out, words)
         if any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments):  # noqa: SLF001 - torch's own way
@@ -167,6 +183,12 @@ class _Prover(Watching):  # type: ignore[no-untyped-call]
         elif words and name not in _CLAMPS:
             self.open.add(words)
         return out
+
+    def read(self, values: object) -> None:
+        """Note what an operation is given, or the reference returns."""
+        for tensor in pytree.tree_leaves(values):
+            if isinstance(tensor, torch.Tensor) and _memory(tensor) in self._unread:
+                self.open.update(self._unread[_memory(tensor)][1])
 
     def _cut(self, name: str, args: Sequence[Any], out: Any, words: str) -> None:
         """Follow what a clamp has cut off."""
@@ -286,7 +308,8 @@ def prove_idle(folder: Path) -> list[Proof]:
     refuted = set[str]()
     for case in (c for c, w in zip(cases, work, strict=True) if w <= most):
         with _Prover(folder / "reference.py") as prover:
-            sampler.call("reference", sampler.fresh(case, 1))
+            results = sampler.call("reference", sampler.fresh(case, 1))
+        prover.read(results)
         proven |= prover.proven
         refuted |= prover.open
     return [Proof(w, r) for w, r in proven.items() if w not in refuted]

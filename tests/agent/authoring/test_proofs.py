@@ -111,6 +111,27 @@ def test_what_values_alone_suggest_is_not_shown(tmp_path, drawn, result, dtype):
     assert prove_idle(tmp_path) == []
 
 
+NORM = "torch.ops.aten.native_layer_norm(x, [{n}], x[0], x[1], 1e-5)"
+
+
+@pytest.mark.parametrize(
+    ("result", "idle"),
+    [
+        ("(lambda y, mean, rstd: (x - mean) * rstd)(*{norm})", True),
+        ("(lambda y, mean, rstd: y * rstd)(*{norm})", False),
+        ("{norm}[0]", False),
+        ("{norm}[0].view(-1).view_as(x)", False),
+    ],
+)
+def test_a_norm_whose_result_nobody_reads_is_idle(tmp_path, result, idle):
+    norm = NORM.format(n="x.shape[1]")
+    write(tmp_path, MATRIX, result.format(norm=norm), "float32")
+    found = [p.operation.rpartition(" (")[2] for p in prove_idle(tmp_path)]
+    assert found == (["its input instead)", "no weight)", "no bias)"] if idle else [])
+    checked = check(load_task(tmp_path), "cpu", torch.device("cpu"))
+    assert len([h for h in checked.holes if "native_layer_norm" in h]) == len(found)
+
+
 def test_what_is_idle_in_one_of_several_places_with_the_same_words_is_not_shown(tmp_path):
     result = "sum(y & 0xF for y in (x >> 4, x))"
     write(tmp_path, BYTES.format("uint8"), result, "uint8", "uint8")
