@@ -162,8 +162,8 @@ class Launcher(Protocol):
     def wall_us(self, keys: Sequence[str], count: int, *, limit_s: float) -> float | None:
         """Return the µs per execution by the judge's own clock.
 
-        It is the slope between `count` executions back to back and twice as many. None where
-        `sample` is on the judge's clock, too.
+        Of `count` executions back to back, at least what they took. None where `sample` is on the
+        judge's clock, too.
         """
 
     def close(self) -> None:

@@ -232,21 +232,22 @@ class GpuLauncher:
         return cast("list[float]", times)
 
     def wall_us(self, keys: Sequence[str], count: int, *, limit_s: float) -> float:
-        """µs per execution on the judge's clock: the slope from `count` to twice as many.
+        """µs per execution on the judge's clock, of `count` back to back: at least what they took.
 
-        Back to back, so the cache is warm: comparable with the events' times from above only.
+        What the request costs is in it. A slope between two requests would be without, but too
+        small where the shorter one was slow: for a busy host, or a kernel that counts its runs.
+        The cache is warm: comparable with the events' times from above only.
 
         Raises:
             LaunchFailed, DeviceError: See `Launcher`.
         """
         self._settle()
         self._quiet()
-        elapsed: list[float] = []
-        for executions in (min(count, 3), count, 2 * count):  # the first warms up
+        for executions in (min(count, 3), count):  # the first warms up
             start = time.perf_counter()
             self._ask("repeat", limit_s, keys=list(keys), count=executions)
-            elapsed.append(time.perf_counter() - start)
-        return 1e6 * max(0.0, elapsed[2] - elapsed[1]) / count
+            elapsed_s = time.perf_counter() - start
+        return 1e6 * elapsed_s / count
 
     def close(self) -> None:
         """End the process and all that it started, without waiting for it."""

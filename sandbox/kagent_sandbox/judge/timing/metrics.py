@@ -147,9 +147,9 @@ def suspicion(
     )
 
 
-def disagreement(us: float, wall_us: float | None) -> str | None:
+def disagreement(us: float, wall_us: float) -> str | None:
     """Return why a GPU's own times cannot be true, or None: the judge's clock disagrees."""
-    if wall_us is None or us + LAUNCH_OVERHEAD_US >= WALL_TOLERANCE * wall_us:
+    if us + LAUNCH_OVERHEAD_US >= WALL_TOLERANCE * wall_us:
         return None
     return f"{us:.1f} µs a sample, but {wall_us:.1f} µs each by the judge's clock over many"
 
