@@ -210,6 +210,16 @@ def brief_timing():
         yield
 
 
+@pytest.fixture(scope="module")
+def kept_caches():
+    """Judges that a module's tests start empty no caches before they take a sample. They time as
+    often as ever. For those of `warm_judges` and `warm_processes`.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        _pass_on(patch, warm_python.KEPT)
+        yield
+
+
 def _pass_on(patch, name, value="1"):
     """Set a variable, also for processes that get named variables alone."""
     patch.setenv(name, value)

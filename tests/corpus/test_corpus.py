@@ -44,8 +44,11 @@ def cases(*, timed):
 
 
 @pytest.fixture(scope="module")
-def evaluator(warm_judges):
-    """One for all: its builder and its judges are started once."""
+def evaluator(warm_judges, kept_caches):
+    """One for all: its builder and its judges are started once.
+
+    Who cheats does so by what is executed, and how often, not by what a cache holds.
+    """
     shared_servers.close_all()  # they would be taken for what an attack leaves behind
     token = secrets.token_hex(16)
     with contextlib.closing(Leftovers(name_for(token))) as outside:
