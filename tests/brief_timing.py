@@ -4,9 +4,9 @@ A comparison has as many pairs of samples as ever. But a sample executes a short
 rather than 64, each on inputs that must be drawn; no caches are emptied before it; and the A/A test
 copies less. That was most of a run's CPU time.
 
-Where all executions count, as in the corpus, caches alone are left as they are: on a server with
-260 MiB of them, emptying these was three quarters of a measurement. Rooflines are then those of
-arrays that caches hold, too.
+In all other tests' processes, but those that start as users start them, caches alone are left as
+they are: on a server with 260 MiB of them, emptying these was three quarters of a measurement.
+Rooflines are then those of arrays that caches hold, too.
 """
 
 import copy
@@ -25,16 +25,15 @@ _OTHERS = {
 }
 
 
+larger_than_caches = flush._larger_than_caches
+"""What is read where caches are emptied."""
+
+
 def keep_caches():
     """Empty no caches in this process from now on, and in its forks; have small ceilings."""
     flush._larger_than_caches = functools.cache(lambda: torch.ones(1024))
-    small_ceilings()
-
-
-def small_ceilings():
-    """Measure rooflines on arrays of 16 MiB from now on: on such a server those that exceed its
-    caches take 20 s of CPU time. In a cache they are higher, and the judge suspects less.
-    """
+    # Arrays that exceed such caches take 20 s of CPU time. In a cache rooflines are higher, and the
+    # judge suspects less.
     ceilings._MOST_ARRAY_BYTES = ceilings._LEAST_ARRAY_BYTES
     ceilings._MOST_PLACEMENTS = 2
     ceilings._ROUNDS = 2

@@ -77,8 +77,6 @@ LATE = (
 """These begin in the same way, and are read later."""
 BRIEF = "BRIEF_TIMING"
 """Environment variable of processes in which `brief_timing` is in force."""
-KEPT = "KEPT_CACHES"
-"""Of those in which only its `keep_caches` is."""
 MODULES = {
     "kagent": (),
     "kagent.authoring.inductor.worker": (
@@ -260,7 +258,7 @@ def main(fd, preload, path):
     for name in preload:
         importlib.import_module(name)
     torch = sys.modules["torch"]
-    sys.modules["brief_timing"].small_ceilings()
+    sys.modules["brief_timing"].keep_caches()
     # what it is told is in no command line: tests look for processes by theirs
     _write_command_line([sys.executable, "-m", "warm_python"])
     assert len(os.listdir("/proc/self/task")) == 1, "a process with threads cannot be forked"
@@ -332,8 +330,6 @@ def _become(order, fds):
     random.seed()
     if BRIEF in order["env"]:
         sys.modules["brief_timing"].apply()
-    elif KEPT in order["env"]:
-        sys.modules["brief_timing"].keep_caches()
     words = order["words"]
     if any(SERVERS[1] in word for word in words):  # it starts no further Python
         _show_functions_of_dynamo()

@@ -23,11 +23,6 @@ from kagent.selftest.runner import run
 from kagent_sandbox.errors import UserError
 
 
-def is_timed(entry):
-    """Whether it is timed, or disturbs what others share."""
-    return entry.measured if isinstance(entry, Variant) else not entry.own_judge
-
-
 def cases(*, timed):
     """Entries, each variant once more as its twin; an item that cannot be loaded as its error."""
     for folder in item_folders(corpus_folder()).values():
@@ -37,18 +32,15 @@ def cases(*, timed):
             if not timed:
                 yield pytest.param(e, False, id=folder.name)
             continue
-        for entry in (e for e in entries if is_timed(e) == timed):
+        for entry in (e for e in entries if e.measured == timed):
             yield pytest.param(entry, False, id=entry.id)
             if isinstance(entry, Variant):
                 yield pytest.param(entry, True, id=f"{entry.id}-twin")
 
 
 @pytest.fixture(scope="module")
-def evaluator(warm_judges, kept_caches):
-    """One for all: its builder and its judges are started once.
-
-    Who cheats does so by what is executed, and how often, not by what a cache holds.
-    """
+def evaluator(warm_judges):
+    """One for all: its builder and its judges are started once."""
     shared_servers.close_all()  # they would be taken for what an attack leaves behind
     token = secrets.token_hex(16)
     with contextlib.closing(Leftovers(name_for(token))) as outside:

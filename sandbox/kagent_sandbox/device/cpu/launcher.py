@@ -52,7 +52,9 @@ _START_S = 30.0
 _PREPARE_S = 10.0  # constructors of a binary run here
 _LIFE_S = 3600.0
 _MAX_ANSWER_BYTES = 64 << 10
-_EMPTY_SAMPLES = 12  # of one launcher, before it is given any code
+# Of one launcher, before it is given any code: caches are flushed before each, which takes 20 ms
+# where they are of 260 MiB.
+_EMPTY_SAMPLES = 4
 _FEWEST_KNOWN = 36  # empty samples, before any candidate is timed: the first launcher makes them
 _REMEMBERED = 48  # empty samples: of the last few launchers
 _OBSERVED_WORDS = 256  # that an empty sample reads, as a sample's observer does
@@ -178,6 +180,7 @@ class CpuLauncher:
             for _ in range(cost.missing):
                 self.stop()
                 places = torch.randint(words.numel(), (_OBSERVED_WORDS,))
+                words.take(places)  # a sample's results were written: reading faults no pages in
                 settle()
                 with self._priority:
                     took_s = self._execute([], _PREPARE_S, functools.partial(words.take, places))

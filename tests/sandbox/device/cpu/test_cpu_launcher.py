@@ -1,13 +1,17 @@
 import contextlib
 import ctypes
+import dataclasses
 import hashlib
 import itertools
 import os
+import resource
+import statistics
 import subprocess
 import threading
 import time
 from pathlib import Path
 
+import brief_timing
 import pytest
 import torch
 from kagent_sandbox.data.plan import (
@@ -34,7 +38,7 @@ from kagent_sandbox.device.cpu.backend import CpuBackend, shares
 from kagent_sandbox.device.cpu.ceilings import cached_ceilings
 from kagent_sandbox.device.cpu.entry import ENTRY
 from kagent_sandbox.device.cpu.facts import cpu_facts
-from kagent_sandbox.device.cpu.launcher import RequestCost
+from kagent_sandbox.device.cpu.launcher import CpuLauncher, RequestCost
 from kagent_sandbox.device.interface import LaunchFailed
 from kagent_sandbox.errors import MachineError, ToolchainError
 
@@ -364,7 +368,7 @@ def test_every_sample_runs_every_key_once(launcher, arena):
 
 def test_only_who_is_timed_finds_out_what_asking_costs(backend, arena, binaries, monkeypatch):
     monkeypatch.setattr(backend, "_request_cost", RequestCost())
-    for timed, count in ((False, 0), (True, 36), (False, 36), (True, 48)):
+    for timed, count in ((False, 0), (True, 36), (False, 36), (True, 40)):
         with contextlib.closing(backend.launcher(arena, timed=timed)) as launcher:
             launcher.load(binaries)
             launcher.prepare("k", simple("waits"), AT)
@@ -373,6 +377,40 @@ def test_only_who_is_timed_finds_out_what_asking_costs(backend, arena, binaries,
             if not timed:
                 with pytest.raises(ValueError, match="not for timing"):
                     launcher.sample(["k"], limit_s=1.0)
+
+
+def test_caches_are_emptied_by_more_than_they_hold(backend, monkeypatch):
+    few = dataclasses.replace(backend.facts, l2_bytes=1 << 20)
+    monkeypatch.setattr("kagent_sandbox.device.cpu.flush.cpu_facts", lambda: few)
+    read = brief_timing.larger_than_caches.__wrapped__()
+    assert read.nbytes == 2 << 20
+    assert (read == 1).all()  # written: zeros would be one page
+
+
+def test_asking_costs_no_pages_of_memory_that_nobody_has_read_yet(backend, monkeypatch):
+    """What is read of a sample's results has been written. 256 page faults cost 0.3 ms, which all
+    contenders would be given.
+    """
+    monkeypatch.setattr(backend, "_request_cost", RequestCost())
+    faults = []
+    execute = CpuLauncher._execute
+
+    def counted(launcher, keys, limit_s, observe):
+        def watched():
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            observe()
+            faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+
+        return execute(launcher, keys, limit_s, watched)
+
+    monkeypatch.setattr(CpuLauncher, "_execute", counted)
+    with (
+        contextlib.closing(backend.arena(64 << 20)) as fresh,
+        contextlib.closing(backend.launcher(fresh)) as launcher,
+    ):
+        launcher.load({})
+    assert len(faults) == 36
+    assert statistics.median(faults) < 50
 
 
 def test_a_sample_is_the_mean_time_of_its_runs(launcher):
