@@ -723,14 +723,17 @@ def _compare(
         sampler.torch_errors(input_set),
         strict=True,
     ):
+        if _same_bits(wrong, ref):  # the other caches of a model's step
+            continue
         out = wrong.to(dtype_of(task.dtype(result.dtype, case)))
         errors = numerics.measure_errors(out, ref, result.row_dims)
         limit = numerics.allowed(yardstick, result, out.dtype)
-        seen.found |= not numerics.share(errors, limit) <= 1
-        if not _same_bits(wrong, ref):
-            exact = numerics.measure_errors(wrong, ref, result.row_dims)
-            difference = max(exact.row, exact.element) / SAME.get(ref.dtype, 1.0)
-            seen.largest = max(seen.largest, difference, sys.float_info.min)
+        if not numerics.share(errors, limit) <= 1:
+            seen.found = True
+            return
+        exact = numerics.measure_errors(wrong, ref, result.row_dims)
+        difference = max(exact.row, exact.element) / SAME.get(ref.dtype, 1.0)
+        seen.largest = max(seen.largest, difference, sys.float_info.min)
 
 
 if __name__ == "__main__":
