@@ -1,9 +1,26 @@
 """The tests' own fixtures hold in the processes that the agent's tests start."""
 
+import subprocess
+import sys
+
 import pytest
+import warm_python
 from kagent_sandbox.process.environment import for_trusted
 
 
 @pytest.mark.usefixtures("uncompiled", "brief_timing")
 def test_nothing_is_compiled_and_no_other_worker_is_waited_for():
     assert for_trusted().keys() >= {"TORCHDYNAMO_DISABLE", "KAGENT_LOCKS", "BRIEF_TIMING"}
+
+
+@pytest.mark.usefixtures("brief_timing", "warm_processes")
+def test_no_neighbour_makes_brief_samples_no_measurement():
+    """Half of them lasted until it gave the core back, and so did a request for nothing."""
+    program = f"""{warm_python.PROGRAM}
+from kagent_sandbox.device.cpu.launcher import RequestCost
+from kagent_sandbox.judge.timing.estimates import is_noise
+cost = RequestCost()
+cost.costs_s.append(4e-3)
+print(cost.cost_s, is_noise([100.0] * 12 + [10_000.0] * 12))"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("0.0 False\n", "")
