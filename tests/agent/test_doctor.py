@@ -9,7 +9,7 @@ from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.errors import MachineError, ToolchainError
 from kagent_sandbox.process.isolation_probe import probe
 
-pytestmark = pytest.mark.usefixtures("shared")
+pytestmark = pytest.mark.usefixtures("shared", "brief_timing")
 
 
 @pytest.fixture(scope="module")

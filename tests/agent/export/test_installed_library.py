@@ -14,6 +14,7 @@ from kagent.export.writing import files_of, write_library
 from synthetic_library import cpu_library, gpu_library
 
 NAME = "made_kernels"
+pytestmark = pytest.mark.usefixtures("few_compiled")
 FLASHINFER = os.environ.get("KAGENT_TEST_FLASHINFER")
 
 

@@ -1,4 +1,6 @@
-"""Imported by every Python on the nodes of the tests' cluster: judges there time briefly."""
+"""Imported by every Python on the nodes of the tests' cluster, and where a test starts all
+processes as users do: judges there time briefly.
+"""
 
 import importlib.abc
 import sys
