@@ -6,18 +6,16 @@ import pytest
 from kagent.evolve.open_machine import request_maker, visible_cases
 from kagent.tasks import find_task
 from kagent.text import loop_lines
-from kagent_sandbox.builder.client import Builder
 from kagent_sandbox.data.build import Built
 from kagent_sandbox.data.compiled import MOST_LOOPS_OF_ALL, loop_text
 
 
 @pytest.mark.parametrize("seed", ["triton_online.py", "cuda_cluster.py"])
-def test_a_seed_has_loops_that_load_and_exponentiate(seed):
+def test_a_seed_has_loops_that_load_and_exponentiate(seed, builder):
     task = find_task("softmax" if seed.startswith("triton") else "cross_entropy")
     cases = visible_cases(task, "gpu")[-1:]
     request = request_maker(task, "sm_90a", cases, 1)((task.folder / seed).read_text())
-    with Builder() as builder:
-        built = builder.build(replace(request, loops=True))
+    built = builder.build(replace(request, loops=True))
     assert isinstance(built, Built), built
     assert 0 < len(built.loops) <= MOST_LOOPS_OF_ALL
     kinds = {kind for loop in built.loops for kind in loop.counts}
@@ -28,13 +26,12 @@ def test_a_seed_has_loops_that_load_and_exponentiate(seed):
         assert "clocks for a warp on each scheduler" in loop_text(loop)
 
 
-def test_main_loops_come_first_where_warps_wait_for_others():
+def test_main_loops_come_first_where_warps_wait_for_others(builder):
     """A Gluon kernel with a warp group for loads: each of its binaries has a loop of products."""
     task = find_task("attention")
     cases = visible_cases(task, "gpu")[-2:]
     request = request_maker(task, "sm_90a", cases, 1)((task.folder / "gluon_hopper.py").read_text())
-    with Builder() as builder:
-        built = builder.build(replace(request, loops=True))
+    built = builder.build(replace(request, loops=True))
     assert isinstance(built, Built), built
     binaries = {x.binary for x in built.loops}
     assert len(binaries) == 2

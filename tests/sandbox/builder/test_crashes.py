@@ -83,13 +83,14 @@ def test_a_process_that_ends_itself_has_no_line(builder):
 )
 def test_a_loop_is_ended_within_a_second_of_its_limit_with_its_line(builder, loop):
     began = time.monotonic()
-    message = refused(builder, Status.TIMEOUT, loop, wall_limit_s=3.0)
-    assert time.monotonic() - began < 3.0 + 1.0 + BUSY_S
+    # one second of a limit is kept to send what there is: the loop has the rest
+    message = refused(builder, Status.TIMEOUT, loop, wall_limit_s=1.7)
+    assert time.monotonic() - began < 1.7 + 1.0 + BUSY_S
     assert "host code of one" in message
     blocked = "sigmask" in loop
     assert re.search(r"^line 9: `", message) or blocked
-    message = refused(builder, Status.TIMEOUT, at_import=loop, wall_limit_s=2.0)
-    assert re.match(r"line 5: `.*`: importing the file took longer than 2 s", message)
+    message = refused(builder, Status.TIMEOUT, at_import=loop, wall_limit_s=0.5)
+    assert re.match(r"line 5: `.*`: importing the file took longer than 0\.5 s", message)
 
 
 @pytest.mark.slow
