@@ -69,19 +69,62 @@ def outputs(task, function, given):
 
 def worst_share(task, reference, given, results):
     """Largest error over what is allowed, over all results; the contract holds up to 1."""
-    # As the judge calls them: torch's own attention on a GPU faults where rows are not aligned.
-    given = {
-        n: v.clone(memory_format=torch.contiguous_format) if torch.is_tensor(v) else v
-        for n, v in given.items()
-    }
-    expected = as_tuple(reference.reference(**given))
-    eager = outputs(task, reference.eager, given)
-    shares = []
-    for declared, result, ref, torchs in zip(
-        task.compared, as_tuple(results), expected, eager, strict=True
-    ):
-        assert result.shape == torchs.shape
-        assert result.dtype == torchs.dtype
-        limit = allowed(measure_errors(torchs, ref, declared.row_dims), declared, torchs.dtype)
-        shares.append(share(measure_errors(result, ref, declared.row_dims), limit))
-    return max(shares)
+    return Contract(task, reference, given).worst_share(results)
+
+
+class Contract:
+    """What a task allows on some arguments: several results of the same call are compared with it,
+    and the reference is asked once.
+    """
+
+    def __init__(self, task, reference, given):
+        # As the judge calls them: torch's own attention on a GPU faults where rows are not aligned.
+        given = {
+            n: v.clone(memory_format=torch.contiguous_format) if torch.is_tensor(v) else v
+            for n, v in given.items()
+        }
+        self._task = task
+        self._expected = as_tuple(reference.reference(**given))
+        self._eager = outputs(task, reference.eager, given)
+        self._allowed = [
+            allowed(measure_errors(torchs, ref, declared.row_dims), declared, torchs.dtype)
+            for declared, ref, torchs in zip(
+                task.compared, self._expected, self._eager, strict=True
+            )
+        ]
+
+    def worst_share(self, results):
+        """See `worst_share`."""
+        shares = []
+        for declared, result, ref, torchs, limit in zip(
+            self._task.compared,
+            as_tuple(results),
+            self._expected,
+            self._eager,
+            self._allowed,
+            strict=True,
+        ):
+            assert result.shape == torchs.shape
+            assert result.dtype == torchs.dtype
+            shares.append(share(measure_errors(result, ref, declared.row_dims), limit))
+        return max(shares)
+
+
+class Contracts:
+    """Arguments of a task's cases, each drawn once, and what is allowed on them.
+
+    Args:
+        seed: Of the arguments.
+    """
+
+    def __init__(self, task, seed):
+        self._task, self._reference, self._seed = task, task.reference(), seed
+        self._known = {}
+
+    def worst_share(self, case, function):
+        """Largest error of what a function makes of a case's arguments, over what is allowed."""
+        if case.name not in self._known:
+            given = arguments(self._task, self._reference, case, self._seed)
+            self._known[case.name] = given, Contract(self._task, self._reference, given)
+        given, contract = self._known[case.name]
+        return contract.worst_share(outputs(self._task, function, given))

@@ -5,7 +5,8 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+# Sizes and strides have no machine code of their own: some twenty cases are compiled.
+@triton.jit(do_not_specialize=["rows", "ignore_index"])
 def count_targets(target_ptr, count_ptr, rows, ignore_index, BLOCK: tl.constexpr):
     counts = tl.zeros([BLOCK], tl.int32)
     for start in range(0, rows, BLOCK):
@@ -15,7 +16,7 @@ def count_targets(target_ptr, count_ptr, rows, ignore_index, BLOCK: tl.constexpr
     tl.store(count_ptr, tl.sum(counts, 0).to(tl.float32))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride", "columns", "ignore_index"])
 def loss_and_gradient(
     logits_ptr,
     target_ptr,
@@ -45,7 +46,7 @@ def loss_and_gradient(
     tl.store(grad_ptr + row * columns + column, grad.to(grad_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def mean_loss(losses_ptr, count_ptr, mean_ptr, rows, BLOCK: tl.constexpr):
     sums = tl.zeros([BLOCK], tl.float32)
     for start in range(0, rows, BLOCK):

@@ -5,7 +5,8 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+# Sizes have no machine code of their own: some twenty cases are compiled.
+@triton.jit(do_not_specialize=["tokens", "vocab", "ignore_index"])
 def rows_kernel(z_ptr, target_ptr, losses_ptr, tokens, vocab, ignore_index, BLOCK: tl.constexpr):
     """Logits become their gradient; each program counts for itself the tokens that count."""
     row = tl.program_id(0).to(tl.int64)
@@ -40,7 +41,7 @@ def rows_kernel(z_ptr, target_ptr, losses_ptr, tokens, vocab, ignore_index, BLOC
         tl.store(z_ptr + column, grad.to(z_ptr.dtype.element_ty), mask=column < vocab)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "ignore_index"])
 def mean_loss(losses_ptr, target_ptr, mean_ptr, tokens, ignore_index):
     total = 0.0
     count = 0.0
