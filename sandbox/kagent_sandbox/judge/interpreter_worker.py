@@ -216,6 +216,7 @@ def _patch_once(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 # bfloat16, of which numpy knows nothing: the interpreter keeps its bits in uint16
 
+_BF16 = tl.bfloat16.name
 _NUMPYS = (tl.float16, tl.float32, tl.float64)
 _ARITHMETIC = ("binary_op", "unary_op", "create_fma", "create_rsqrt", "create_erf", "create_clampf")
 
@@ -262,8 +263,12 @@ def _constant(_: Any, value: float) -> Any:
     return interpreter.TensorHandle(round_to_bf16(np.array([value], np.float32)), tl.bfloat16)
 
 
+def _is_bf16(handle: Any) -> bool:
+    return type(handle) is interpreter.TensorHandle and handle.dtype.scalar.name == _BF16
+
+
 def _widened(handle: Any) -> Any:
-    if not isinstance(handle, interpreter.TensorHandle) or handle.dtype.scalar != tl.bfloat16:
+    if not _is_bf16(handle):
         return handle
     data = widen_bf16(handle.data).reshape(handle.data.shape)
     return interpreter.TensorHandle(data, tl.float32)
@@ -277,11 +282,11 @@ def _in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
     """Arithmetic of bfloat16 rounds once; so does this, as float32 has more than twice its bits."""
 
     def operation(self: Any, *operands: Any) -> Any:
-        wide = [_widened(h) for h in operands]
-        found = original(self, *wide)
-        changed = any(w is not h for w, h in zip(wide, operands, strict=True))
+        if not any(map(_is_bf16, operands)):
+            return original(self, *operands)
+        found = original(self, *map(_widened, operands))
         compares = found.data.dtype == bool
-        return _narrowed(found) if changed and not compares else found
+        return found if compares else _narrowed(found)
 
     return operation
 
