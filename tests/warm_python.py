@@ -95,6 +95,8 @@ SERVERS = ("kagent_sandbox.judge.server import main", "kagent_sandbox.process.zy
 """In what is started by `python -c`."""
 PROGRAM = "# this program may be forked from a template"
 """In a test's own program, started by `python -c`: it imports kagent, and starts no Python."""
+WHOLE_PROGRAM = f"{PROGRAM}, and what it starts from the program"
+"""The same for a program that starts processes of kagent."""
 TEMPLATE_COSTS = 2
 """As many processes that import for themselves take the CPU time of a template's start."""
 _START_S = 300.0
@@ -334,7 +336,7 @@ def _become(order, fds):
     words = order["words"]
     if any(SERVERS[1] in word for word in words):  # it starts no further Python
         _show_functions_of_dynamo()
-    elif not any(PROGRAM in word for word in words):
+    elif any(WHOLE_PROGRAM in w for w in words) or not any(PROGRAM in w for w in words):
         _fork_from_here()
     _keep_memory(order["env"])
     _write_command_line(words)

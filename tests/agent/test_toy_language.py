@@ -8,6 +8,7 @@ import textwrap
 
 import pytest
 from doubling_task import REFERENCE, TASK
+from warm_python import WHOLE_PROGRAM
 
 RECORD = """
 from kagent_sandbox.data.language import Language, register
@@ -83,9 +84,12 @@ Nothing.
 """
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """The package beside a task with one seed in the language."""
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The package beside a task with one seed in the language. One for all: later processes of one
+    environment are forked from a template.
+    """
+    tmp_path = tmp_path_factory.mktemp("toy")
     files = {
         "kagent_toy/__init__.py": RECORD,
         "kagent_toy/kernels.py": KERNELS,
@@ -98,7 +102,9 @@ def folder(tmp_path):
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    return tmp_path
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(tmp_path)  # the template imports the language, too
+        yield tmp_path
 
 
 def run(folder, *words, languages="kagent_toy"):
@@ -113,7 +119,8 @@ def run(folder, *words, languages="kagent_toy"):
 
 def answer(folder, code):
     """What a program finds that knows the language: its `answer`."""
-    done = run(folder, "-c", textwrap.dedent(code) + "\nimport json; print(json.dumps(answer))")
+    program = f"{WHOLE_PROGRAM}\n{textwrap.dedent(code)}\nimport json; print(json.dumps(answer))"
+    done = run(folder, "-c", program)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -19,8 +19,6 @@ PLAIN = """
 #include <cstdint>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <limits>
-#include <type_traits>
 extern "C" __global__ void k(const float4* x, __nv_bfloat16* y, int64_t n, half h) {
   float4 v = x[threadIdx.x];
   y[threadIdx.x] = __float2bfloat16(v.x + v.y + v.z + v.w + float(n) + __half2float(h));
@@ -71,6 +69,9 @@ extern "C" __global__ void k(float* x) {
 BARRIER = """
 #include <cuda/barrier>
 #include <cuda/pipeline>
+#include <limits>
+#include <type_traits>
+static_assert(std::numeric_limits<int>::max() > 0 && std::is_same<int, int>::value, "libcu++'s");
 extern "C" __global__ void k(float* x) {
   __shared__ cuda::barrier<cuda::thread_scope_block> bar;
   __shared__ alignas(16) float s[128];
