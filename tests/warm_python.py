@@ -74,7 +74,7 @@ LATE = (
     "TRITON_CACHE_DIR",
     "TRITON_DISABLE_LINE_INFO",
 )
-"""These begin in the same way, and are read later."""
+"""These begin in the same way, and are read later, by what `PRELOAD` leaves out."""
 BRIEF = "BRIEF_TIMING"
 """Environment variable of processes in which `brief_timing` is in force."""
 MODULES = {
@@ -191,15 +191,16 @@ def _further(words):
     return MODULES.get(words[2], ()) if words[1] == "-m" else ()
 
 
-def _early(env):
-    read = {k: v for k, v in env.items() if k.startswith(EARLY) and k not in LATE}
+def _early(env, further):
+    late = () if further else LATE  # else torch's compiler is imported, too
+    read = {k: v for k, v in env.items() if k.startswith(EARLY) and k not in late}
     # threads of what is not timed, or briefly, sleep while they wait: workers share the cores
     spins = {} if BRIEF in env else {k: env[k] for k in WAITING if k in env}
     return {**dict.fromkeys(WAITING, "0"), **spins, **read}
 
 
 def _key(env, further):
-    return repr((sorted(_early(env).items()), sys.path, further))
+    return repr((sorted(_early(env, further).items()), sys.path, further))
 
 
 def _found(key):
@@ -211,7 +212,7 @@ def _template(env, further=()):
     key = _key(env, further)
     found = _found(key)
     if found is None:
-        found = _templates[key] = _started(_early(env), further)
+        found = _templates[key] = _started(_early(env, further), further)
     return found
 
 

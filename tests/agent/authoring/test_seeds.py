@@ -38,7 +38,7 @@ def make(tmp_path):
     return made
 
 
-pytestmark = pytest.mark.usefixtures("shared", "warm_processes")
+pytestmark = pytest.mark.usefixtures("shared", "brief_timing", "warm_processes")
 
 
 def test_a_cpu_seed_is_right_and_kept(make):
