@@ -2,10 +2,10 @@
 
 import os
 import re
-import subprocess
 import sys
 
 import pytest
+from bare_python import BarePython
 from kagent.export.writing import files_of, write_library
 from synthetic_library import cpu_library
 
@@ -43,46 +43,57 @@ def library(tmp_path_factory):
     return folder
 
 
-def visited(library, home, task="softmax"):
-    env = {**os.environ, "XDG_CACHE_HOME": str(home)}
-    command = [sys.executable, "tests/visit.py", task]
-    return subprocess.run(
-        command, cwd=library, env=env, capture_output=True, text=True, timeout=120, check=False
-    )
+@pytest.fixture(scope="module")
+def python():
+    with BarePython(sys.executable) as python:
+        yield python
 
 
-def test_a_good_guest_leaves_everything_as_it_was(library, tmp_path):
-    done = visited(library, tmp_path)
+@pytest.fixture
+def visited(python, library, tmp_path):
+    def run():
+        env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+        return python.run("tests/visit.py", "softmax", cwd=library, env=env)
+
+    return run
+
+
+def test_a_good_guest_leaves_everything_as_it_was(visited):
+    done = visited()
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def visited_with(library, home, head, in_call):
-    (path,) = library.glob(f"build/torch-universal/{NAME}/kernels/softmax_*.py")
-    good = path.read_text()
-    bad = good.replace('extern "C" void', head + 'extern "C" void', 1)
-    bad = re.sub(r'(extern "C" void softmax_rows\([^)]*\) \{)', lambda m: m[1] + in_call, bad)
-    assert bad.count(in_call) == 1
-    try:
-        path.write_text(bad)
-        return visited(library, home)
-    finally:
-        path.write_text(good)
+@pytest.fixture
+def visited_with(library, visited):
+    def run(head, in_call):
+        (path,) = library.glob(f"build/torch-universal/{NAME}/kernels/softmax_*.py")
+        good = path.read_text()
+        bad = good.replace('extern "C" void', head + 'extern "C" void', 1)
+        bad = re.sub(r'(extern "C" void softmax_rows\([^)]*\) \{)', lambda m: m[1] + in_call, bad)
+        assert bad.count(in_call) == 1
+        try:
+            path.write_text(bad)
+            return visited()
+        finally:
+            path.write_text(good)
+
+    return run
 
 
-def test_a_bad_guest_is_told_of_everything_that_it_changed(library, tmp_path):
-    done = visited_with(library, tmp_path, HEAD, IN_CALL)
+def test_a_bad_guest_is_told_of_everything_that_it_changed(visited_with):
+    done = visited_with(HEAD, IN_CALL)
     assert done.returncode == 1, done.stdout + done.stderr
     missed = [says for says in SAYS if not re.search(says, done.stdout)]
     assert missed == [], done.stdout
 
 
-def test_a_guest_that_rounds_otherwise_is_noticed(library, tmp_path):
-    done = visited_with(library, tmp_path, "#include <cfenv>\n", "fesetround(FE_UPWARD);")
+def test_a_guest_that_rounds_otherwise_is_noticed(visited_with):
+    done = visited_with("#include <cfenv>\n", "fesetround(FE_UPWARD);")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "1 / -3.0 in float32" in done.stdout
 
 
-def test_a_guest_that_writes_its_input_does_not_survive_it(library, tmp_path):
-    done = visited_with(library, tmp_path, "", WRITES)
+def test_a_guest_that_writes_its_input_does_not_survive_it(visited_with):
+    done = visited_with("", WRITES)
     assert done.returncode == -11, done.stdout + done.stderr
     assert done.stdout.startswith("softmax, cpu")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import setuptools
+from bare_python import BarePython
 from kagent.export.writing import files_of, write_library
 from synthetic_library import cpu_library, gpu_library
 
@@ -18,19 +19,18 @@ pytestmark = pytest.mark.usefixtures("few_compiled")
 FLASHINFER = os.environ.get("KAGENT_TEST_FLASHINFER")
 
 
-def run(python, *arguments, cwd, timeout_s=120, **environment):
+def run(python, *arguments, cwd, **environment):
     """Without a GPU, if there is one: the library's kernels are for the CPU."""
     ours = ("PYTHONPATH", "PYTHONHOME", "PYTEST_ADDOPTS")
     env = {k: v for k, v in os.environ.items() if k not in ours}
     env |= {"XDG_CACHE_HOME": str(Path(cwd) / "cache"), "CUDA_VISIBLE_DEVICES": "", **environment}
-    done = subprocess.run(
-        [str(python), *map(str, arguments)],
-        cwd=cwd,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-    )
+    if isinstance(python, BarePython):
+        done = python.run(*arguments, cwd=cwd, env=env)
+    else:
+        command = [str(python), *map(str, arguments)]
+        done = subprocess.run(
+            command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120
+        )
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     return done.stdout
 
@@ -67,6 +67,12 @@ def python(bare, library):
     pip_install(bare, library, cwd=library.parent)
     assert listed(library) == before, "installing leaves nothing beside the sources"
     return bare
+
+
+@pytest.fixture(scope="module")
+def warm(python):
+    with BarePython(python) as started:
+        yield started
 
 
 def listed(folder):
@@ -123,19 +129,19 @@ def test_without_a_compiler_it_is_installed_all_the_same(bare, library, tmp_path
     assert not list((target / NAME).glob("binaries/*.so"))
 
 
-def test_its_own_tests_pass(python, library):
+def test_its_own_tests_pass(warm, library):
     arguments = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_softmax.py")
     # pytest's plugins that are installed here are none of the library's.
     alone = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    out = run(python, *arguments, cwd=library, timeout_s=170, **alone)
+    out = run(warm, *arguments, cwd=library, **alone)
     assert " passed" in out
     assert "failed" not in out
     assert "skipped" not in out, "a kernel was measured here, and it has a gradient"
 
 
-def test_its_benchmark_times_shapes_and_calls(python, library):
+def test_its_benchmark_times_shapes_and_calls(warm, library):
     options = ("--operator", "cross_entropy", "--points", "1", "--seconds", "0.05", "--no-compile")
-    found = json.loads(run(python, "benchmarks/bench.py", *options, "--json", cwd=library))
+    found = json.loads(run(warm, "benchmarks/bench.py", *options, "--json", cwd=library))
     shape, tiny = found["shapes"]
     assert tiny["kernel"] == "torch"
     assert shape["kernel"].startswith("cross_entropy_")
@@ -150,7 +156,7 @@ def test_its_benchmark_times_shapes_and_calls(python, library):
     assert costs["overhead_us"] == us["the operator"] - us["the kernel's host function"]
 
 
-def test_a_solution_for_flashinfer_bench_runs_where_it_is_installed(python, library, tmp_path):
+def test_a_solution_for_flashinfer_bench_runs_where_it_is_installed(warm, library, tmp_path):
     (path,) = (library / "flashinfer_bench/solutions/softmax").glob("*.json")
     (tmp_path / "solution").mkdir()
     for source in json.loads(path.read_text())["sources"]:
@@ -161,7 +167,7 @@ from solution.main import run
 x = torch.randn(40, 700)
 torch.testing.assert_close(run(x), torch.softmax(x, -1))
 """
-    run(python, "-c", code, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    run(warm, "-c", code, cwd=tmp_path, PYTHONPATH=str(tmp_path))
 
 
 @pytest.mark.skipif(
@@ -189,10 +195,10 @@ for name, inputs in given.items():
     assert len(found.split()) >= 2
 
 
-def test_hugging_face_kernels_loads_it(python, library, tmp_path):
+def test_hugging_face_kernels_loads_it(warm, library, tmp_path):
     pytest.importorskip("kernels")
     run(
-        python,
+        warm,
         "-c",
         f"""
 import importlib.util
