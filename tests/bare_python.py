@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 
 _SERVER = r"""
-import atexit, importlib, json, os, runpy, sys, threading, traceback, warnings
+import atexit, importlib, json, os, runpy, sys, threading, traceback
 import torch
 
 assert len(os.listdir("/proc/self/task")) == 1, "a process with threads cannot be forked"
@@ -27,9 +27,9 @@ def begin(order):
     os.environ.clear()
     os.environ.update(order["env"])
     words = order["words"]
-    if words[:2] == ["-W", "error"]:
-        warnings.simplefilter("error")
-        del words[:2]
+    if words[0] == "-B":
+        sys.dont_write_bytecode = True
+        del words[0]
     importlib.invalidate_caches()
     first = {"-c": "", "-m": os.getcwd()}.get(words[0], os.path.dirname(os.path.abspath(words[0])))
     sys.path[:] = [first, *filter(None, order["env"].get("PYTHONPATH", "").split(":")), *path]

@@ -16,6 +16,7 @@ import hypothesis
 import pytest
 import shared_servers
 import warm_python
+from bare_python import BarePython
 from caches import with_ceilings
 from worker_lock import turn
 
@@ -227,6 +228,13 @@ def own_cache(measured_once, tmp_path, monkeypatch):
     folder = with_ceilings(measured_once, tmp_path / "cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     return folder
+
+
+@pytest.fixture(scope="session")
+def bare_python():
+    """Starts programs that need torch, and nothing of kagent that is imported already."""
+    with BarePython(sys.executable) as python:
+        yield python
 
 
 @pytest.fixture(scope="session")

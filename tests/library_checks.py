@@ -5,8 +5,6 @@ operators fall back on torch.
 import hashlib
 import json
 import os
-import subprocess
-import sys
 
 from kagent.export.certify import restored_task
 from kagent.export.dispatch_table import portfolio_json
@@ -33,17 +31,14 @@ for path in sorted(harness.TASKS.iterdir()):
 """
 
 
-def operators_called(folder):
+def operators_called(folder, python):
     """Call every operator on the CPU, in a process without kagent: float64's results, and
-    opcheck. Returns their names.
+    opcheck. `python` is a `BarePython`. Returns their names.
     """
     name = read_library(folder).library.name
     paths = (folder / "tests", folder / "build/torch-universal")
-    done = subprocess.run(
-        [sys.executable, "-B", "-c", CALL, name, *map(str, paths)],
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True, text=True, timeout=170, check=False,
-    )  # fmt: skip
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = python.run("-B", "-c", CALL, name, *map(str, paths), cwd=folder, env=env)
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     return done.stdout.split()
 

@@ -40,9 +40,9 @@ def test_it_is_what_its_record_says(folder, tmp_path):
     require_certified(folder, tmp_path)
 
 
-def test_every_operator_falls_back_and_passes_opcheck(folder):
+def test_every_operator_falls_back_and_passes_opcheck(folder, bare_python):
     names = [o.task for o in read_library(folder).library.operators]
-    assert operators_called(folder) == sorted(names)
+    assert operators_called(folder, bare_python) == sorted(names)
 
 
 def test_a_library_that_is_not_as_it_was_written_is_found(made, tmp_path):

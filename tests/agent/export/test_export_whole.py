@@ -65,12 +65,10 @@ def exported(tmp_path_factory):
     return folder
 
 
-def test_the_library_works_without_kagent_and_uses_its_kernel(exported):
-    done = subprocess.run(
-        [sys.executable, "-c", ENTRY],
-        env={**os.environ, "PYTHONPATH": str(exported / "lib/build/torch-universal")},
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
+def test_the_library_works_without_kagent_and_uses_its_kernel(exported, bare_python):
+    env = {**os.environ, "PYTHONPATH": str(exported / "lib/build/torch-universal")}
+    done = bare_python.run("-c", ENTRY, cwd=exported, env=env)
+    assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["close"]
     assert len(found["modules"]) == 1

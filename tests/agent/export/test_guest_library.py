@@ -2,10 +2,8 @@
 
 import os
 import re
-import sys
 
 import pytest
-from bare_python import BarePython
 from kagent.export.writing import files_of, write_library
 from synthetic_library import cpu_library
 
@@ -43,17 +41,11 @@ def library(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def python():
-    with BarePython(sys.executable) as python:
-        yield python
-
-
 @pytest.fixture
-def visited(python, library, tmp_path):
+def visited(bare_python, library, tmp_path):
     def run():
         env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-        return python.run("tests/visit.py", "softmax", cwd=library, env=env)
+        return bare_python.run("tests/visit.py", "softmax", cwd=library, env=env)
 
     return run
 

@@ -2,7 +2,6 @@
 
 import gc
 import os
-import subprocess
 import sys
 import warnings
 
@@ -361,10 +360,10 @@ def version(module):
     version(triton) < (3, 7) and version(np) >= (2, 4),
     reason="the interpreter of Triton 3.6 takes no loop bounds from numpy 2.4",
 )
-def test_the_gpus_kernel_for_scaling_in_tritons_interpreter():
+def test_the_gpus_kernel_for_scaling_in_tritons_interpreter(bare_python, tmp_path):
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-c", SCALE_IN_THE_INTERPRETER]
-    subprocess.run(command, env=environment, check=True, timeout=120)
+    done = bare_python.run("-c", SCALE_IN_THE_INTERPRETER, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_gpus_kernel_for_scaling_compiles_and_loads_vectors(tmp_path, monkeypatch):

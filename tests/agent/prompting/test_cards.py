@@ -3,8 +3,6 @@
 import ast
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -95,14 +93,12 @@ def test_code_for_the_cpu_computes(name, tmp_path):
 
 
 @pytest.mark.slow
-def test_triton_code_computes_in_the_interpreter():
+def test_triton_code_computes_in_the_interpreter(bare_python):
     """In a process of its own: TRITON_INTERPRET decides at import what `triton.jit` returns."""
     names = [n for n, s in SNIPPETS.items() if ".triton." in n and "interpret" not in s.fields]
     script = Path(__file__).with_name("run_interpreted.py")
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    run = subprocess.run(
-        [sys.executable, str(script), *names], env=environment, capture_output=True, text=True
-    )
+    run = bare_python.run(script, *names, cwd=Path.cwd(), env=environment)
     assert run.returncode == 0, run.stderr
     errors = json.loads(run.stdout)
     assert set(errors) == set(names)
