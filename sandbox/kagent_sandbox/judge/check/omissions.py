@@ -26,6 +26,7 @@ from kagent_sandbox.judge.check.known_results import KnownResults
 _STAY = frozenset(
     {
         *("_to_copy", "alias", "clone", "contiguous", "copy_", "detach", "lift_fresh", "set_"),
+        "lift_fresh_copy",
         *("cat", "stack", "repeat", "repeat_interleave", "flip", "roll", "_unsafe_view"),
         *("fill_", "zero_", "resize_", "_local_scalar_dense", "bernoulli_", "normal_", "uniform_"),
         *("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like"),

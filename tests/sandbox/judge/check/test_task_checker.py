@@ -3,6 +3,7 @@
 import os
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from kagent_sandbox.errors import TaskError
 from kagent_sandbox.judge import task_check
 from kagent_sandbox.judge.check import shape_gaps
 from kagent_sandbox.judge.check.flop_counts import product_counter
+from kagent_sandbox.judge.check.omissions import OmissionRecorder
 from kagent_sandbox.judge.check.shape_gaps import find_gaps
 from kagent_sandbox.judge.check.task_checker import check
 from kagent_sandbox.process.device_lock import DeviceLock
@@ -378,3 +380,14 @@ def test_gradients_of_attention_of_fewer_heads_of_keys_are_counted():
         )
     products = 3 * 64 + 2 * 64  # scores again, dq and dk; those of values twice
     assert counter.get_total_flops() == 2 * 2 * 8 * 16 * 24 * products
+
+
+def doubled(x):
+    constant = torch.ops.aten.lift_fresh_copy(torch.full((1,), 2.0))
+    return x * constant
+
+
+def test_a_copy_of_a_constant_is_nothing_to_leave_out():
+    with OmissionRecorder(Path(__file__)) as recorder:
+        doubled(torch.ones(3))
+    assert {o.operation for o in recorder.found} == {"mul"}
