@@ -123,7 +123,7 @@ def _tensor(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _sizes(block: Any) -> tuple[int, ...]:
-    """Of a block's type; without a call of the language's own tuple for each."""
+    """Sizes of a block's type, without a call of the language's own tuple for each."""
     return tuple(getattr(block.shape, "values", block.shape))
 
 
