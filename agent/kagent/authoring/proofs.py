@@ -31,6 +31,7 @@ from kagent_sandbox.data.task import load_task
 from kagent_sandbox.device.traits import InputPolicy
 from kagent_sandbox.errors import TaskError
 from kagent_sandbox.judge.check.inputs import InputSampler
+from kagent_sandbox.judge.check.known_results import storage_of
 from kagent_sandbox.judge.check.omissions import Watching, instead, name_of, omission_at
 from kagent_sandbox.judge.task_check import TaskCheck, check_task
 from torch.utils.weak import WeakIdKeyDictionary
@@ -117,11 +118,6 @@ class _Cut:
         return self.low <= limits[0] and limits[1] <= self.high
 
 
-def _memory(tensor: torch.Tensor) -> int:
-    address: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - torch's own way
-    return address
-
-
 def _found(known: Any, value: object) -> Any:
     """An entry for a tensor; None where there is none."""
     return known[value] if isinstance(value, torch.Tensor) and value in known else None
@@ -165,7 +161,7 @@ class _Prover(Watching):  # type: ignore[no-untyped-call]
         if name in _NORMS and frame is not None:
             ways = (instead("input"), "no weight", "no bias")
             norms = [omission_at(frame, func, way).words for way in ways]
-            self._unread[_memory(out[0])] = out[0], norms
+            self._unread[storage_of(out[0])] = out[0], norms
             self.proven |= dict.fromkeys(norms, "its mean and deviation alone are read")
         words = omission_at(frame, func, instead("self")).words if frame is not None else ""
         self._cut(name, [*args, *kwargs.values()], out, words)
@@ -187,8 +183,8 @@ class _Prover(Watching):  # type: ignore[no-untyped-call]
     def read(self, values: object) -> None:
         """Note what an operation is given, or the reference returns."""
         for tensor in pytree.tree_leaves(values):
-            if isinstance(tensor, torch.Tensor) and _memory(tensor) in self._unread:
-                self.open.update(self._unread[_memory(tensor)][1])
+            if isinstance(tensor, torch.Tensor) and storage_of(tensor) in self._unread:
+                self.open.update(self._unread[storage_of(tensor)][1])
 
     def _cut(self, name: str, args: Sequence[Any], out: Any, words: str) -> None:
         """Follow what a clamp has cut off."""

@@ -27,7 +27,7 @@ class KnownResults:
         """Result of an operation, as it is known or computed; with `keep` it is known then."""
         if torch.Tag.inplace_view in func.tags:  # such as `squeeze_`, which writes no numbers
             return func(*args, **kwargs)
-        if written := {_storage(t) for t in _writes(func, args, kwargs)}:
+        if written := {storage_of(t) for t in _writes(func, args, kwargs)}:
             self._forget(written)
             return func(*args, **kwargs)
         leaves, spec = pytree.tree_flatten((list(args), dict(kwargs)))
@@ -40,7 +40,9 @@ class KnownResults:
         made = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
         held = [t.detach() for t in (*leaves, *made) if isinstance(t, torch.Tensor)]
         new_bytes = sum(t.nbytes for t in made)
-        if self._bytes + new_bytes <= _MOST_BYTES and self._written.isdisjoint(map(_storage, held)):
+        if self._bytes + new_bytes <= _MOST_BYTES and self._written.isdisjoint(
+            map(storage_of, held)
+        ):
             self._bytes += new_bytes
             # Not the tensors themselves: `squeeze_` changes the shape of the one that it is given.
             self._known[key] = held, pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, out)
@@ -52,11 +54,12 @@ class KnownResults:
             return
         self._written |= written
         for key, (held, _) in list(self._known.items()):
-            if not written.isdisjoint(map(_storage, held)):
+            if not written.isdisjoint(map(storage_of, held)):
                 del self._known[key]
 
 
-def _storage(tensor: torch.Tensor) -> int:
+def storage_of(tensor: torch.Tensor) -> int:
+    """Return the identity of a tensor's memory, which its views share."""
     address: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - torch's own way
     return address
 
@@ -68,7 +71,7 @@ def _key(value: object) -> object:
     if not isinstance(value, torch.Tensor):
         return type(value), repr(value)
     layout = value.storage_offset(), value.shape, value.stride(), value.dtype
-    return (_storage(value), *layout, value.is_conj(), value.is_neg())
+    return (storage_of(value), *layout, value.is_conj(), value.is_neg())
 
 
 def _writes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
