@@ -7,10 +7,6 @@ kept only if it is right.
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +16,7 @@ from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Rejected
 from kagent_sandbox.errors import KagentError, TaskError, UserError
-from kagent_sandbox.process.log_tail import log_tail
+from kagent_sandbox.process.ask_once import TookTooLong, ask_once
 
 from kagent.candidate_file import check_file
 from kagent.runs.files import write_file
@@ -28,8 +24,8 @@ from kagent.tasks import refusal_file
 
 NAMES: dict[Kind, str] = {"gpu": "triton_inductor.py", "cpu": "cpp_inductor.py"}
 """Files that seeds are written to, in the task's folder."""
-LIMIT_S = 600
-"""CPU time that Inductor may take, so that a busy machine has as many seeds."""
+LIMIT_S = 600.0
+"""CPU time that Inductor may take."""
 _WORKER = ("-m", "kagent.authoring.inductor.worker")
 
 
@@ -116,22 +112,15 @@ def _write(folder: Path, kind: Kind, jobs: int, say: Callable[[str], None]) -> S
 
 def _generate(folder: Path, kind: Kind) -> dict[str, str]:
     """A seed's `source`, or the `reason` for none."""
-    request = {"parent": os.getpid(), "task": str(folder.resolve()), "kind": kind, "cpu_s": LIMIT_S}
-    with tempfile.TemporaryFile() as log:
-        done = subprocess.run(
-            [sys.executable, *_WORKER],
-            input=json.dumps(request).encode(),
-            stdout=subprocess.PIPE,
-            stderr=log,
-            check=False,
-        )
-        tail = log_tail(log)
-    if done.returncode == -signal.SIGXCPU:
-        return {"reason": f"Inductor took longer than {LIMIT_S} s of CPU time"}
+    request = {"task": str(folder.resolve()), "kind": kind}
     try:
-        answer: dict[str, str] = json.loads(done.stdout)
+        done = ask_once(_WORKER, request, limit_s=LIMIT_S)
+    except TookTooLong as e:
+        return {"reason": f"Inductor {e}"}
+    try:
+        answer: dict[str, str] = json.loads(done.out)
     except ValueError:
-        return {"reason": f"the process that traces ended with status {done.returncode}: {tail}"}
+        return {"reason": f"the process that traces ended with status {done.status}: {done.tail}"}
     if "error" in answer:
         raise KagentError(answer["error"])
     return answer

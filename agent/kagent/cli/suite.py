@@ -49,7 +49,7 @@ PAGE = "report.html"
 
 PROBLEMS = "Tasks by name, folders of tasks or of other suites' problems, or such files."
 ImportTimeOption = Annotated[
-    str, typer.Option(help="Most time that the import of a problem takes.")
+    str, typer.Option(help="Most CPU time that the import of a problem takes.")
 ]
 IMPORT_TIME = "10m"
 ToOption = Annotated[Path | None, typer.Option("--to", help="Folder of the suite (suites/NAME).")]
@@ -292,7 +292,7 @@ def _sources(problems: Sequence[str]) -> tuple[str, ...]:
 
 
 def _import_seconds(text: str) -> float:
-    """Most seconds of an import.
+    """Most seconds of CPU time of an import.
 
     Raises:
         UserError: It is no time.

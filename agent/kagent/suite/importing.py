@@ -1,15 +1,10 @@
-"""Tasks of problems, made in processes of their own with a time limit; on a GPU ahead of time."""
+"""Tasks of problems, made in processes of their own with a limit; on a GPU ahead of time."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
-import tempfile
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,16 +13,13 @@ from pathlib import Path
 from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.records import to_json
 from kagent_sandbox.errors import MachineError, UserError
-from kagent_sandbox.process.log_tail import log_tail
-from kagent_sandbox.process.process_tree import kill_tree
+from kagent_sandbox.process.ask_once import TookTooLong, Unwanted, ask_once
 
 from kagent.runs.files import clear_errors
 from kagent.suite.problems import Problem
 
 _WORKER = ("-m", "kagent.suite.import_worker")
 """Module that imports one problem."""
-_LOOK_S = 0.5
-"""Seconds between looks at whether an import is still wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +53,8 @@ def import_problem(
         problem: The problem.
         to: The task's folder; what is there already is removed.
         kind: Kind of device that a seed is for.
-        limit_s: Most seconds that it may take.
+        limit_s: CPU time in seconds that it may take with all that it starts, so that a busy
+            machine refuses nothing.
         jobs: Builds at once.
         isolation: Tier of isolation for builds.
         nice: Nice value of its process.
@@ -78,7 +71,6 @@ def import_problem(
             shutil.rmtree(folder, ignore_errors=True)
         place.mkdir(parents=True)
     request = {
-        "parent": os.getpid(),
         "problem": to_json(problem),
         "to": str(place),
         "kind": kind,
@@ -86,26 +78,23 @@ def import_problem(
         "isolation": isolation,
         "nice": nice,
     }
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(
-            [sys.executable, *_WORKER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            start_new_session=True,  # a Ctrl-C at the terminal is the suite's to handle
-            env={**os.environ, **(environment or {})},
-        )
-        try:
-            answer = _answer(process, json.dumps(request).encode(), limit_s, unwanted)
-        except BaseException:
-            kill_tree(process.pid)
-            process.communicate()
-            raise
-        tail = log_tail(log)
     try:
-        found = json.loads(answer)
+        answer = ask_once(
+            _WORKER,
+            request,
+            limit_s=limit_s,
+            hint="--import-time gives it more",
+            environment=environment,
+            unwanted=(lambda: False) if unwanted is None else unwanted.is_set,
+        )
+    except TookTooLong as e:
+        raise UserError(f"the import {e}") from None
+    except Unwanted:
+        raise UserError("the import was given up") from None
+    try:
+        found = json.loads(answer.out)
     except ValueError:
-        text = f"the process that imports ended with status {process.returncode}: {tail}"
+        text = f"the process that imports ended with status {answer.status}: {answer.tail}"
         raise UserError(text) from None
     if "error" in found:
         raise (MachineError if found["machine"] else UserError)(found["error"])
@@ -113,32 +102,6 @@ def import_problem(
         Path(found["folder"]).rename(to)
         place.rmdir()
     return ImportedProblem(tuple(found["notes"]), found["no_seed"])
-
-
-def _answer(
-    process: subprocess.Popen[bytes],
-    request: bytes,
-    limit_s: float,
-    unwanted: threading.Event | None,
-) -> bytes:
-    """Standard output of a process that is given a request.
-
-    Raises:
-        UserError: It took too long, or nobody wants it any more.
-    """
-    deadline = time.monotonic() + limit_s
-    given: bytes | None = request
-    while True:
-        left_s = deadline - time.monotonic()
-        try:
-            return process.communicate(given, timeout=max(0.0, min(_LOOK_S, left_s)))[0]
-        except subprocess.TimeoutExpired:
-            given = None  # the next call goes on with it
-            if unwanted is not None and unwanted.is_set():
-                raise UserError("the import was given up") from None
-            if time.monotonic() >= deadline:
-                text = f"the import took longer than {limit_s:g} s: --import-time gives it more"
-                raise UserError(text) from None
 
 
 class ImportsAhead:

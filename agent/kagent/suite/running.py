@@ -79,7 +79,7 @@ class SuiteRunner:
         folder: The suite's folder.
         suite: The suite, as it is in the folder.
         options: Options of this session that all runs have: `jobs`, `isolation`.
-        import_s: Most seconds that an import takes.
+        import_s: CPU time in seconds that an import may take.
         say: Is told what is being done.
         finished: Is told when a problem is finished.
         devices: As `--device` takes them; none: the first one.

@@ -9,11 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import json
-import os
 import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,8 +18,8 @@ from kagent_sandbox import cache
 from kagent_sandbox.data.records import from_json
 from kagent_sandbox.device.table import available, device_for, find_device
 from kagent_sandbox.errors import DeviceFull, TaskError
+from kagent_sandbox.process.ask_once import TookTooLong, ask_once
 from kagent_sandbox.process.device_lock import DeviceLock
-from kagent_sandbox.process.log_tail import log_tail
 from kagent_sandbox.process.temporary_space import temporary_space
 
 if TYPE_CHECKING:
@@ -32,8 +28,10 @@ if TYPE_CHECKING:
 
 VERSION = 4
 """Version of what is checked: part of the cache's key."""
-LIMIT_S = 900.0
+LIMIT_S = 3600.0
+"""CPU time that a check may take: a quarter of an hour of four cores, or more of fewer."""
 _WORKER: tuple[str, ...] = ("-m", "kagent_sandbox.judge.check.task_checker")
+_FASTER = "make the check cases smaller, or the reference faster"
 _LOG_TAIL = 1000
 
 
@@ -111,37 +109,20 @@ def _check_on_gpu(task: Task, say: Callable[[str], None]) -> TaskCheck:
 
 
 def _run(task: Task, kind: Kind, device: str, *, alone: bool) -> TaskCheck:
-    request = {
-        "parent": os.getpid(),
-        "task": str(task.folder),
-        "kind": kind,
-        "device": device,
-        "alone": alone,
-    }
+    request = {"task": str(task.folder), "kind": kind, "device": device, "alone": alone}
     reference = task.folder / "reference.py"
-    with temporary_space(), tempfile.TemporaryFile() as log:
-        try:
-            done = subprocess.run(
-                [sys.executable, *_WORKER],
-                input=json.dumps(request).encode(),
-                stdout=subprocess.PIPE,
-                stderr=log,
-                timeout=LIMIT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise TaskError(
-                f"{reference}: the check of the task took longer than {LIMIT_S:g} s: make the "
-                "check cases smaller, or the reference faster"
-            ) from None
-        tail = log_tail(log, _LOG_TAIL)
     try:
-        answer = json.loads(done.stdout)
+        with temporary_space():
+            done = ask_once(_WORKER, request, limit_s=LIMIT_S, hint=_FASTER, tail_bytes=_LOG_TAIL)
+    except TookTooLong as e:
+        raise TaskError(f"{reference}: the check of the task {e}") from None
+    try:
+        answer = json.loads(done.out)
     except ValueError:
-        code = done.returncode
+        code = done.status
         how = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
         text = f"{reference}: the process that checks the task {how}" + (
-            f": {tail}" if tail else ""
+            f": {done.tail}" if done.tail else ""
         )
         raise TaskError(text) from None
     if "full" in answer:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import resource
 import sys
 import warnings
 from pathlib import Path
@@ -70,12 +69,9 @@ def _docstring(task: Task, kind: Kind) -> str:
 
 
 def main() -> None:
-    """Answer one request: {"parent": process id, "task": folder, "kind": "gpu" or "cpu", "cpu_s":
-    seconds of CPU time, after which SIGXCPU ends this process}.
-    """
+    """Answer one request: {"parent": process id, "task": folder, "kind": "gpu" or "cpu"}."""
     request = json.load(sys.stdin)
     end_with_parent(request["parent"])
-    resource.setrlimit(resource.RLIMIT_CPU, (request["cpu_s"], resource.RLIM_INFINITY))
     warnings.simplefilter("ignore")
     with contextlib.redirect_stdout(sys.stderr):  # what eager prints
         try:

@@ -19,6 +19,7 @@ from kagent_sandbox.judge.check.flop_counts import product_counter
 from kagent_sandbox.judge.check.omissions import OmissionRecorder
 from kagent_sandbox.judge.check.shape_gaps import find_gaps
 from kagent_sandbox.judge.check.task_checker import check
+from kagent_sandbox.process import ask_once
 from kagent_sandbox.process.device_lock import DeviceLock
 
 CPU = torch.device("cpu")
@@ -326,6 +327,14 @@ def test_a_reference_that_ends_its_process_is_named(tmp_path, own_cache):
     (folder / "reference.py").write_text(REFERENCE + "\nimport os\nos.abort()\n")
     with pytest.raises(TaskError, match=r"reference\.py: .*died of SIGABRT"):
         task_check.check_task(load_task(folder), "cpu")
+
+
+def test_a_check_that_takes_too_much_cpu_time_is_a_fault(tmp_path, own_cache, monkeypatch):
+    monkeypatch.setattr(task_check, "LIMIT_S", 0.01)
+    monkeypatch.setattr(ask_once, "_LOOK_S", 0.05)
+    expected = r"reference\.py: the check of the task took longer than 0\.01 s of CPU time: make "
+    with pytest.raises(TaskError, match=expected):
+        task_check.check_task(load_task(write_task(tmp_path)), "cpu")
 
 
 @pytest.mark.parametrize("accept", [False, True])
