@@ -19,7 +19,11 @@ searches, and with the starts of judges. N that the machine lacks are left out.
 torch.compile is off: its baselines take a minute, and no figure here depends on them. All that is
 measured of the machine is measured anew (`XDG_CACHE_HOME` is a fresh folder). With `--cpu` the
 processor stands in for N devices: that tries this script, and its figures say nothing of several
-devices. No part of a stage begins after `--limit-s`.
+devices. No part of a stage begins after `--limit-s`. One that fails is told, and the next begins;
+files in `--out` are written after each.
+
+The scripted model gives a task's seeds with other values of their tunables, each once: 100 answers
+for softmax on a GPU, 216 for rms_norm. What it says again counts for nothing, and is told.
 """
 
 from __future__ import annotations
@@ -38,6 +42,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -75,7 +80,7 @@ ROWS = {"gpu": 8000, "cpu": 1000}  # of the planted kernels
 IN_FLIGHT = {"gpu": 12, "cpu": 2}
 MOST_IN_FLIGHT = 64  # of a run
 MORE_THAN_ENOUGH = 4000  # evaluations a GPU: time ends a search
-STAGES = ("turns", "judges", "campaign")
+LOOK_AT = (3, 20)  # evaluations after which it is asked which GPUs the judges' processes see
 Tell = Callable[[str], None]
 
 
@@ -189,10 +194,12 @@ def report_turns(answers: Sequence[Mapping[str, Any]], tell: Tell) -> None:
     )
 
 
-def stage_turns(options: argparse.Namespace, tell: Tell) -> None:
+def stage_turns(options: argparse.Namespace, report: Report) -> None:
     for count in (1, options.neighbours):
-        tell(f"{count} judge{'s' * (count > 1)} on the first device, {options.seconds:g} s")
-        report_turns(share_one(options.kind, count, options.seconds), tell)
+        name = f"{count} judge{'s' * (count > 1)} on the first device, {options.seconds:g} s"
+        with report.part(name) as begins:
+            if begins:
+                report_turns(share_one(options.kind, count, options.seconds), report.tell)
 
 
 # -- rates ----------------------------------------------------------------------------------------
@@ -206,8 +213,8 @@ class Rate:
         stage: "judges" or "campaign".
         devices: N.
         judged: Devices that gave verdicts.
-        replies: With a verdict.
-        evaluations: Those that were charged.
+        replies: With a verdict, but for what the model had said before.
+        evaluations: Those of them, and of other candidates, that were charged.
         seconds: In which they came.
         searching: Share of the devices' time that searches took; the rest is starts of judges.
         timed: Share of the searches' time that a device was held.
@@ -275,8 +282,16 @@ class Search:
 
     @property
     def answers(self) -> list[Any]:
-        """Candidates that a model gave."""
-        return [c for c in self.history.lineage if c.proposal.ask is not None]
+        """Candidates that a model gave, but for what it had given before: nobody builds or times
+        that.
+        """
+        given = (c for c in self.history.lineage if c.proposal.ask is not None)
+        return [c for c in given if not c.is_duplicate]
+
+    @property
+    def repeated(self) -> int:
+        """Answers of the model that the run knew."""
+        return sum(c.is_duplicate for c in self.history.lineage if c.proposal.ask is not None)
 
 
 def replies_of(searches: Sequence[Search]) -> tuple[Replies, float]:
@@ -347,7 +362,7 @@ class Rates:
             devices,
             min(devices, len(units)),
             sum(len(s.answers) for s in searches),
-            sum(s.history.lineage.counted for s in searches),
+            sum(c.counts and not c.is_duplicate for s in searches for c in s.history.lineage),
             whole,
             min(1.0, searched / (runs * whole)),
             sum(c.verdict.lane_s for c in passed) / (share * searched),
@@ -367,6 +382,8 @@ class Rates:
             f"verdicts by device: {dict(Counter(c.unit or 'the first' for c in passed))}; "
             f"rejected: {dict(rejected) or 'none'}"
         )
+        if repeated := sum(s.repeated for s in searches):
+            tell(f"  the model said again what it had said: {repeated} answers, which do not count")
 
     def table(self) -> Iterator[str]:
         """Lines of the table."""
@@ -419,9 +436,12 @@ class Watched(JudgeClient):
         self.answers.setdefault("seeds", race)  # the first one; the final race is later
         return race
 
-    def devices(self) -> tuple[set[str], Counter[str]]:
+    def devices(self, listed: Sequence[tuple[int, str]]) -> tuple[set[str], Counter[str]]:
         """What the judge and all its children have in their environment as the GPUs they may see,
         and on which GPU the driver lists how many of them.
+
+        Args:
+            listed: The driver's list.
         """
         family = {self.pid, *process_tree.descendants(self.pid)}
         shown = set()
@@ -433,7 +453,7 @@ class Watched(JudgeClient):
                     for v in variables
                     if v.startswith(VISIBLE.encode() + b"=")
                 }
-        return shown, Counter(unit for pid, unit in driver_s_list() if pid in family)
+        return shown, Counter(unit for pid, unit in listed if pid in family)
 
 
 def driver_s_list() -> Iterator[tuple[int, str]]:
@@ -450,18 +470,23 @@ def driver_s_list() -> Iterator[tuple[int, str]]:
 def one_run(options: argparse.Namespace, judges: int, race: bool, tell: Tell) -> Outcome:
     """A run with so many judges."""
     seen: dict[str, tuple[set[str], Counter[str]]] = defaultdict(lambda: (set(), Counter()))
-    looked_s = 0.0
+    looks: list[threading.Thread] = []
+
+    def look() -> None:
+        listed = list(driver_s_list())
+        for judge in list(Watched.living):
+            shown, on = judge.devices(listed)
+            seen[judge.facts.unit][0].update(shown)
+            seen[judge.facts.unit][1].update(on)
 
     def observe(event: Event) -> None:
-        nonlocal looked_s
         if isinstance(event, Progress) and "judge" in event.text:
             tell(f"  {event.text}")
-        if isinstance(event, Recorded) and time.monotonic() > looked_s + 5:
-            for judge in Watched.living:
-                shown, listed = judge.devices()
-                seen[judge.facts.unit][0].update(shown)
-                seen[judge.facts.unit][1].update(listed)
-            looked_s = time.monotonic()
+        # The driver takes up to seconds for its list, and the run must not wait for it.
+        due = len(looks) < len(LOOK_AT) and LOOK_AT[len(looks)]
+        if isinstance(event, Recorded) and due and event.counted >= due:
+            looks.append(threading.Thread(target=look, daemon=True))
+            looks[-1].start()
 
     Watched.living.clear()
     fleet.JudgeClient = Watched
@@ -482,9 +507,10 @@ def one_run(options: argparse.Namespace, judges: int, race: bool, tell: Tell) ->
             max_time=options.search_s,
             race_time=1.0,
         )
-        tell(f"one run of {task} on {judges}")
         began = time.monotonic()
         outcome = evolve(task, config, observe, race=race)
+    for thread in looks:
+        thread.join()
     tell(f"  whole {time.monotonic() - began:.0f} s, ended: {outcome.stop}")
     for unit, (shown, listed) in seen.items():
         where = f", in the driver's list on {dict(listed)}" if listed else ""
@@ -525,16 +551,16 @@ def report_admission(outcome: Outcome, tell: Tell) -> None:
             tell(f"  final race, #{race.winner} beside torch on {name}: {text}")
 
 
-def stage_judges(options: argparse.Namespace, rates: Rates, tell: Tell) -> None:
+def stage_judges(options: argparse.Namespace, report: Report) -> None:
     for judges in options.devices:
-        if options.late():
-            tell(f"one run on {judges}: left out, the limit has come")
-            continue
-        last = judges == max(options.devices) > 1
-        outcome = one_run(options, judges, last, tell)
-        rates.add("judges", judges, [Search.of(outcome.history)], None, tell)
-        if judges > 1:
-            report_admission(outcome, tell)
+        with report.part(f"one run of {options.tasks[0]} on {judges}") as begins:
+            if begins:
+                last = judges == max(options.devices) > 1
+                outcome = one_run(options, judges, last, report.tell)
+                searches = [Search.of(outcome.history)]
+                report.rates.add("judges", judges, searches, None, report.tell)
+                if judges > 1:
+                    report_admission(outcome, report.tell)
 
 
 # -- campaigns -------------------------------------------------------------------------------------
@@ -547,15 +573,14 @@ class Searches(CampaignRunner):
         pass
 
 
-def stage_campaign(options: argparse.Namespace, rates: Rates, tell: Tell) -> None:
-    with contextlib.ExitStack() as stack:
-        urls = {t: stack.enter_context(model(t, options.latency, options.kind))
-                for t in options.tasks}  # fmt: skip
-        for devices in options.devices:
-            if options.late():
-                tell(f"campaign on {devices}: left out, the limit has come")
-                continue
-            one_campaign(options, devices, urls, rates, tell)
+def stage_campaign(options: argparse.Namespace, report: Report) -> None:
+    for devices in options.devices:
+        with report.part(f"campaign of {', '.join(options.tasks)} on {devices}") as begins:
+            if begins:
+                with contextlib.ExitStack() as stack:
+                    urls = {t: stack.enter_context(model(t, options.latency, options.kind))
+                            for t in options.tasks}  # fmt: skip
+                    one_campaign(options, devices, urls, report.rates, report.tell)
 
 
 def one_campaign(
@@ -582,7 +607,6 @@ def one_campaign(
     given = {"seeds": devices if options.kind == "cpu" else 1, "options": {}}
     places = {"cpu": devices} if options.kind == "cpu" else {}
     campaign = plan([str(file)], asked_for([str(file)], given))
-    tell(f"campaign of {', '.join(urls)} on {devices}")
 
     def changed(text: str) -> None:
         if text:
@@ -595,6 +619,66 @@ def one_campaign(
     runner.run()
     searches = [Search.of(read_history(run)[1]) for run in list_runs(folder / "runs")]
     rates.add("campaign", devices, searches, runner.campaign.seconds, tell)
+
+
+# -- what is told ----------------------------------------------------------------------------------
+
+
+class Report:
+    """What was told and measured, kept after each part: a machine may be taken away.
+
+    Args:
+        rates: Those of all parts.
+        facts: Of the machine and of what was asked for, for the file.
+        out: Folder of gpu_scaling.txt and .json; None: they are not written.
+        limit_s: Seconds after which no part begins.
+    """
+
+    def __init__(
+        self, rates: Rates, facts: Mapping[str, Any], out: Path | None, limit_s: float
+    ) -> None:
+        self.rates = rates
+        self.failed = 0
+        self._facts = facts
+        self._out = out
+        self._limit_s = limit_s
+        self._began = time.monotonic()
+        self._told: list[str] = []
+
+    def tell(self, text: str) -> None:
+        """Print a line, and keep it."""
+        self._told.append(f"{time.monotonic() - self._began:6.1f} s  {text}")
+        print(self._told[-1], flush=True)
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[bool]:
+        """Do a part in this context if it yields True. If it fails, the next one may not."""
+        if time.monotonic() - self._began > self._limit_s:
+            self.tell(f"{name}: left out, the limit has come")
+            yield False
+            return
+        self.tell(name)
+        try:
+            yield True
+        except Exception:  # noqa: BLE001 - whatever a GPU or this script does
+            self.failed += 1
+            self.tell(f"  failed: {traceback.format_exc()}")
+        finally:
+            self.write()
+
+    def write(self) -> None:
+        """Write the files."""
+        if self._out is None:
+            return
+        self._out.mkdir(parents=True, exist_ok=True)
+        lines = [*self._told, "", *self.rates.table(), ""]
+        (self._out / "gpu_scaling.txt").write_text("\n".join(lines))
+        facts = {**self._facts, "failed": self.failed}
+        facts["rates"] = [asdict(r) for r in self.rates.all]
+        (self._out / "gpu_scaling.json").write_text(json.dumps(facts, indent=1) + "\n")
+
+
+STAGES = {"turns": stage_turns, "judges": stage_judges, "campaign": stage_campaign}
 
 
 def main() -> None:
@@ -628,42 +712,26 @@ def main() -> None:
         options.devices = [n for n in asked if n <= gpu_count()]
     if not options.devices:
         raise SystemExit(f"this machine has {gpu_count()} GPUs: give fewer --devices, or --cpu")
-    began = time.monotonic()
-    options.late = lambda: time.monotonic() - began > options.limit_s
-    printed: list[str] = []
-
-    def tell(text: str) -> None:
-        printed.append(f"{time.monotonic() - began:6.1f} s  {text}")
-        print(printed[-1], flush=True)
-
+    facts = {
+        "host": platform.node(), "cores": os.cpu_count(), "gpus": gpu_count(),
+        "cpu": options.cpu, "versions": versions(), "latency_s": options.latency,
+        "search_s": options.search_s, "tasks": options.tasks,
+    }  # fmt: skip
     rates = Rates(options.latency, IN_FLIGHT[options.kind])
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            options.folder = Path(folder)
-            os.environ |= {
-                "XDG_CACHE_HOME": str(options.folder / "cache"),
-                "TORCHDYNAMO_DISABLE": "1",
-                "KAGENT_PASS": "TORCHDYNAMO_DISABLE",
-            }
-            if "turns" in stages:
-                stage_turns(options, tell)
-            if "judges" in stages:
-                stage_judges(options, rates, tell)
-            if "campaign" in stages:
-                stage_campaign(options, rates, tell)
-    finally:
-        table = list(rates.table())
-        print("\n".join(["", *table]), flush=True)
-        if options.out is not None:
-            options.out.mkdir(parents=True, exist_ok=True)
-            (options.out / "gpu_scaling.txt").write_text("\n".join([*printed, "", *table, ""]))
-            facts = {
-                "host": platform.node(), "cores": os.cpu_count(), "gpus": gpu_count(),
-                "cpu": options.cpu, "versions": versions(), "latency_s": options.latency,
-                "search_s": options.search_s, "tasks": options.tasks,
-                "rates": [asdict(r) for r in rates.all],
-            }  # fmt: skip
-            (options.out / "gpu_scaling.json").write_text(json.dumps(facts, indent=1) + "\n")
+    report = Report(rates, facts, options.out, options.limit_s)
+    with tempfile.TemporaryDirectory() as folder:
+        options.folder = Path(folder)
+        os.environ |= {
+            "XDG_CACHE_HOME": str(options.folder / "cache"),
+            "TORCHDYNAMO_DISABLE": "1",
+            "KAGENT_PASS": "TORCHDYNAMO_DISABLE",
+        }
+        for name, stage in STAGES.items():
+            if name in stages:
+                stage(options, report)
+    print("\n".join(["", *rates.table()]), flush=True)
+    if report.failed:
+        raise SystemExit(f"{report.failed} parts failed")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
 """The figures of benchmarks/gpu_scaling.py, from runs that are stored."""
 
+import asyncio
+import json
+
 import pytest
-from gpu_scaling import Rates, Search, replies_of
+from gpu_scaling import Rates, Report, Search, replies_of
 from kagent.runs.store import read_history
-from simulated_evolution import stored_run
+from simulated_evolution import RandomProposer, evolution, stored_run
 
 
 @pytest.fixture(scope="module")
@@ -45,3 +48,54 @@ def test_a_search_that_judged_nothing_is_no_rate(tmp_path):
     rates.add("judges", 1, [empty], None, said.append)
     assert (rates.all, len(list(rates.table()))) == ([], 1)
     assert "nothing was judged" in said[0]
+
+
+class TwiceEach(RandomProposer):
+    """Says everything twice."""
+
+    resamples = 0
+    said = None
+
+    async def propose(self, ask):
+        again, self.said = self.said, None
+        if again is None:
+            again = self.said = await super().propose(ask)
+        return again
+
+
+def test_what_a_model_says_again_is_no_reply(tmp_path):
+    proposer = TwiceEach()
+    search, store = evolution(tmp_path / "task", tmp_path, budget=8, proposer=proposer, in_flight=1)
+    with store:
+        asyncio.run(search.run())
+    found = Search.of(read_history(store.folder)[1])
+    assert found.repeated > 0
+    assert not any(c.is_duplicate for c in found.answers)
+    rates, said = Rates(1.0, 12), []
+    rates.add("judges", 1, [found], None, said.append)
+    assert (rates.all[0].replies, rates.all[0].evaluations) == (len(found.answers), 8)
+    assert f"{found.repeated} answers, which do not count" in said[1]
+
+
+def test_a_part_that_fails_is_told_and_the_next_one_begins(tmp_path, search):
+    report = Report(Rates(1.0, 12), {"gpus": 2}, tmp_path / "out", limit_s=60.0)
+    with report.part("one") as begins:
+        assert begins
+        raise RuntimeError("no such GPU")
+    with report.part("two") as begins:
+        assert begins
+        report.rates.add("judges", 1, [search], None, report.tell)
+        before = json.loads((tmp_path / "out" / "gpu_scaling.json").read_text())
+    assert (before["failed"], before["rates"]) == (1, [])  # written after each part
+    after = json.loads((tmp_path / "out" / "gpu_scaling.json").read_text())
+    assert (after["gpus"], after["failed"], len(after["rates"])) == (2, 1, 1)
+    text = (tmp_path / "out" / "gpu_scaling.txt").read_text()
+    assert "no such GPU" in text
+    assert "12 evaluations" in text
+
+
+def test_no_part_begins_after_the_limit():
+    report = Report(Rates(1.0, 12), {}, None, limit_s=-1.0)
+    with report.part("late") as begins:
+        assert not begins
+    assert report.failed == 0
