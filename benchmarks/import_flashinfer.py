@@ -23,7 +23,7 @@ from kagent.authoring.importers.flashinfer.exchange import find_definitions, rea
 from kagent.authoring.importers.flashinfer.task import import_definition
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.errors import KagentError
-from kagent_sandbox.judge.task_check import check_task
+from kagent_sandbox.judge.task_check import check_kinds
 from limited import Ended
 from suite_imports import Found, add_options, measure
 
@@ -72,7 +72,7 @@ def import_and_check(path: Path, workloads: Path | None, to: Path) -> Found:
     except KagentError as e:
         return Found("refused", str(e))
     try:
-        checks = [check_task(task, kind) for kind in ("gpu", "cpu")]
+        checks = check_kinds(task)
     except KagentError as e:
         return Found("fault", str(e))
     holes = [h for c in checks for h in c.holes]

@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from kagent_sandbox.data.formula import evaluate
 from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.task import Task, load_task
 from kagent_sandbox.errors import TaskError, UserError
-from kagent_sandbox.judge.task_check import TaskCheck, check_task
+from kagent_sandbox.judge.task_check import TaskCheck, check_kinds
 
 from kagent.authoring.draft.draft import (
     HALVES,
@@ -156,7 +156,7 @@ def make_task(
     write(draft, folder)
     try:
         load_task(folder)
-        checks = tuple(_checked(folder, say))
+        checks = _checked(folder, say)
         if any(c.holes for c in checks):
             draft, checks = _without_idle(draft, folder, checks, say)
         if any(c.holes for c in checks):
@@ -631,10 +631,8 @@ def _work(found: TracedOperation) -> str:
 # -- check of the task -----------------------------------------------------------------------------
 
 
-def _checked(folder: Path, say: Say) -> Iterator[TaskCheck]:
-    task = load_task(folder)
-    for kind in get_args(Kind):
-        yield check_task(task, kind, say)
+def _checked(folder: Path, say: Say) -> tuple[TaskCheck, ...]:
+    return tuple(check_kinds(load_task(folder), say=say))
 
 
 def _without_idle(
@@ -648,7 +646,7 @@ def _without_idle(
         return draft, tuple(checks)
     draft = draft.with_(idle=tuple(idle))
     write(draft, folder)
-    return draft, tuple(_checked(folder, say))
+    return draft, _checked(folder, say)
 
 
 def _mended(
@@ -678,7 +676,7 @@ def _mended(
     )
     write(wider, folder)
     try:
-        found = tuple(_checked(folder, say))
+        found = _checked(folder, say)
     except TaskError:
         found = tuple(checks)
     if sum(len(c.holes) for c in found) < sum(len(c.holes) for c in checks):

@@ -22,18 +22,17 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.device.traits import InputPolicy
 from kagent_sandbox.errors import TaskError
 from kagent_sandbox.judge.check.inputs import InputSampler
 from kagent_sandbox.judge.check.known_results import storage_of
 from kagent_sandbox.judge.check.omissions import Watching, instead, name_of, omission_at
-from kagent_sandbox.judge.task_check import TaskCheck, check_task
+from kagent_sandbox.judge.task_check import TaskCheck, check_kinds
 from torch.utils.weak import WeakIdKeyDictionary
 
 from kagent.authoring.task_toml import task_toml
@@ -342,7 +341,7 @@ def declare_idle(folder: Path, data: dict[str, Any]) -> None:
 
     def find_checks() -> list[TaskCheck]:
         try:
-            return [check_task(load_task(folder), kind) for kind in get_args(Kind)]
+            return check_kinds(load_task(folder))
         except TaskError:
             return []
 

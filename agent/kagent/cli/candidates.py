@@ -6,7 +6,7 @@ import contextlib
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from kagent_sandbox.errors import UserError
@@ -227,16 +227,15 @@ def check(
 
 def _check_task(name: str, *, json_: bool) -> None:
     """Check a task itself, for both kinds of device."""
-    from kagent_sandbox.data.kind import Kind
     from kagent_sandbox.data.records import to_json
-    from kagent_sandbox.judge.task_check import check_task
+    from kagent_sandbox.judge.task_check import check_kinds
 
     from kagent.tasks import find_task
     from kagent.ui import tables
 
     task = find_task(name)
     with status(quiet=json_) as say:
-        found = [check_task(task, kind, say) for kind in get_args(Kind)]
+        found = check_kinds(task, say=say)
     holes = any(f.holes for f in found)
     calibrated = {} if task.calibration is None else task.calibration.kinds
     if json_:

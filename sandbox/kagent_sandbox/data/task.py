@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import math
 import random
 import re
@@ -126,6 +127,15 @@ class Task(StrictModel):
         """Hash of task.toml and reference.py: results of different digests are not comparable."""
         files = (self.folder / "task.toml", self.folder / "reference.py")
         return hashlib.sha256(b"\0".join(f.read_bytes() for f in files)).hexdigest()[:16]
+
+    @functools.cached_property
+    def undeclared_digest(self) -> str:
+        """Hash of what task.toml says, but for `without_effect`, and of reference.py."""
+        said = tomllib.loads((self.folder / "task.toml").read_text())
+        said.pop("without_effect", None)
+        text = json.dumps(said, sort_keys=True).encode()
+        reference = (self.folder / "reference.py").read_bytes()
+        return hashlib.sha256(b"\0".join((text, reference))).hexdigest()[:16]
 
     def shape(self, shape: Sequence[Size], case: Case) -> tuple[int, ...]:
         """Sizes of a declared shape in a case.

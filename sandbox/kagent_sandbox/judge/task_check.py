@@ -10,12 +10,12 @@ import contextlib
 import importlib.metadata
 import json
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kagent_sandbox import cache
-from kagent_sandbox.data.records import from_json
+from kagent_sandbox.data.records import from_json, to_json
 from kagent_sandbox.device.table import available, device_for, find_device
 from kagent_sandbox.errors import DeviceFull, TaskError
 from kagent_sandbox.process.ask_once import TookTooLong, ask_once
@@ -45,12 +45,13 @@ class TaskCheck:
         cases: Number of cases that were drawn and computed, visible and hidden.
         skipped: Names of check cases that are too large for the device that stands in.
         wrong: Number of wrong results that were held against the task's tolerance.
-        holes: What of them passes every check case, a line each.
+        holes: What of them passes every check case, a line each; but for `excused`.
         eager_eps: The largest error of `eager`, in machine epsilons of the result or the inputs,
             whichever are coarser.
         seconds: Time that the check took.
         without_effect: Operations that the task declares to change nothing, and that did not in
             any case, with the reason: a line each.
+        excused: Holes that the task declares to have no effect.
     """
 
     kind: str
@@ -62,54 +63,96 @@ class TaskCheck:
     eager_eps: float
     seconds: float
     without_effect: tuple[str, ...] = ()
+    excused: tuple[str, ...] = ()
 
 
 def check_task(
     task: Task, kind: Kind, say: Callable[[str], None] = lambda _: None, *, cached: bool = True
 ) -> TaskCheck:
-    """Check a task for a kind of device, or recall what an earlier check found.
+    """Check a task for one kind of device: see `check_kinds`."""
+    return check_kinds(task, (kind,), say, cached=cached)[0]
+
+
+def check_kinds(
+    task: Task,
+    kinds: Sequence[Kind] = ("gpu", "cpu"),
+    say: Callable[[str], None] = lambda _: None,
+    *,
+    cached: bool = True,
+) -> list[TaskCheck]:
+    """Check a task for kinds of device, or recall what an earlier check found.
 
     A machine without a GPU checks the cases for one on its CPU, as far as they are small enough.
+    Where an earlier check was of the same task, but for `without_effect` and comments, only the
+    declarations of that are checked.
 
     Args:
         task: The task.
-        kind: Whose cases: "gpu" or "cpu".
+        kinds: Whose cases.
         say: Is told what is being done, and what it cost.
         cached: Whether an earlier check counts.
 
     Raises:
         TaskError: The task has a fault; one line that names its file and what in it.
     """
-    on_gpu = kind == "gpu" and available("gpu")
-    torch_version = importlib.metadata.version("torch")
+    names = {kind: _cache_names(task, kind) for kind in kinds}
+    found: dict[Kind, TaskCheck] = {}
+    if cached:
+        recalled = {kind: cache.load(name, TaskCheck) for kind, (name, _) in names.items()}
+        found = {kind: check for kind, check in recalled.items() if check is not None}
+    left = [kind for kind in kinds if kind not in found]
+    if left:
+        say(f"checking the task {task.name} itself, once")
+        known = {k: cache.load(names[k][1], TaskCheck) if cached else None for k in left}
+        on_gpu = {k: known.pop(k) for k in left if _on_gpu(k)}
+        found |= _check_on_gpu(task, on_gpu, say) if on_gpu else {}
+        found |= _run(task, known, "cpu", alone=True) if known else {}
+        for kind in left:
+            for name in names[kind]:
+                cache.save(name, found[kind])
+        seconds = sum(found[kind].seconds for kind in left)
+        say(f"the task was checked in {seconds:.1f} s; that is kept until it changes")
+    return [found[kind] for kind in kinds]
+
+
+def _on_gpu(kind: Kind) -> bool:
+    return kind == "gpu" and available("gpu")
+
+
+def _cache_names(task: Task, kind: Kind) -> tuple[str, str]:
+    """Names in the cache of a check, and of one of any declarations of what has no effect."""
+    parts = [kind, _on_gpu(kind), importlib.metadata.version("torch"), VERSION]
     calibration = None if task.calibration is None else task.calibration.kinds.get(kind)
-    parts = [task.digest, kind, on_gpu, torch_version, VERSION]
     parts += [] if calibration is None else [repr(calibration.results)]
-    name = cache.named("task", *parts)
-    known = cache.load(name, TaskCheck) if cached else None
-    if known is not None:
-        return known
-    say(f"checking the task {task.name} itself, once")
-    found = _check_on_gpu(task, say) if on_gpu else _run(task, kind, "cpu", alone=True)
-    cache.save(name, found)
-    say(f"the task was checked in {found.seconds:.1f} s; that is kept until it changes")
-    return found
+    return (
+        cache.named("task", task.digest, *parts),
+        cache.named("task-undeclared", task.undeclared_digest, *parts),
+    )
 
 
-def _check_on_gpu(task: Task, say: Callable[[str], None]) -> TaskCheck:
+_Known = dict["Kind", TaskCheck | None]
+
+
+def _check_on_gpu(task: Task, known: _Known, say: Callable[[str], None]) -> dict[Kind, TaskCheck]:
     """Check while nobody times on the GPU, and once more alone where memory lacks beside others.
 
     Whoever wants to time on it waits for the check.
     """
     lock = DeviceLock(find_device(device_for("gpu")).unit_name(0), say)
     with contextlib.suppress(DeviceFull), lock.turn("work"):
-        return _run(task, "gpu", "cuda", alone=False)
+        return _run(task, known, "cuda", alone=False)
     with lock.turn("timing"):
-        return _run(task, "gpu", "cuda", alone=True)
+        return _run(task, known, "cuda", alone=True)
 
 
-def _run(task: Task, kind: Kind, device: str, *, alone: bool) -> TaskCheck:
-    request = {"task": str(task.folder), "kind": kind, "device": device, "alone": alone}
+def _run(task: Task, known: _Known, device: str, *, alone: bool) -> dict[Kind, TaskCheck]:
+    """Findings by kind of device, in one process. `known` is what each kind's check may use."""
+    request = {
+        "task": str(task.folder),
+        "known": {kind: None if c is None else to_json(c) for kind, c in known.items()},
+        "device": device,
+        "alone": alone,
+    }
     reference = task.folder / "reference.py"
     try:
         with temporary_space():
@@ -129,4 +172,5 @@ def _run(task: Task, kind: Kind, device: str, *, alone: bool) -> TaskCheck:
         raise DeviceFull(answer["full"])
     if "error" in answer:
         raise TaskError(answer["error"])
-    return from_json(TaskCheck, answer["ok"])
+    checks = [from_json(TaskCheck, each) for each in answer["ok"]]
+    return dict(zip(known, checks, strict=True))

@@ -84,10 +84,10 @@ def written(found):
 
 @pytest.fixture
 def in_process(monkeypatch):
-    def check(task, kind, say):
-        return task_checker.check(task, kind, torch.device("cpu"))
+    def check(task, *, say):
+        return [task_checker.check(task, kind, torch.device("cpu")) for kind in ("gpu", "cpu")]
 
-    monkeypatch.setattr(new_task, "check_task", check)
+    monkeypatch.setattr(new_task, "check_kinds", check)
 
 
 def test_a_module_becomes_a_sound_task(tmp_path, in_process):

@@ -22,8 +22,8 @@ def make_inputs():
 
 @pytest.fixture
 def file(tmp_path, monkeypatch):
-    def check(task, kind, say):
-        return task_checker.check(task, kind, torch.device("cpu"))
+    def check(task, *, say):
+        return [task_checker.check(task, kind, torch.device("cpu")) for kind in ("gpu", "cpu")]
 
     def write_seeds(folder, *, say):  # test_seeds has real ones: Inductor takes seconds
         (folder / "cpp_inductor.py").write_text("")
@@ -32,7 +32,7 @@ def file(tmp_path, monkeypatch):
             SeedOutcome("cpu", folder / "cpp_inductor.py", results=6),
         ]
 
-    monkeypatch.setattr(new_task, "check_task", check)  # not in processes of its own
+    monkeypatch.setattr(new_task, "check_kinds", check)  # not in processes of its own
     monkeypatch.setattr(new_task, "write_seeds", write_seeds)
     path = tmp_path / "mine.py"
     path.write_text(MODULE)

@@ -96,18 +96,24 @@ class OmissionRecorder(Watching):  # type: ignore[no-untyped-call]
         known: Results of the operations.
     """
 
-    def __init__(self, file: Path) -> None:
-        """`file`: reference.py, as it was imported."""
+    def __init__(self, file: Path, *, keep: bool = True) -> None:
+        """Know nothing yet.
+
+        Args:
+            file: reference.py, as it was imported.
+            keep: Whether results are kept, for an `Omitter`.
+        """
         super().__init__(file)
         self.found: dict[Omission, None] = {}
         self.known = KnownResults()
+        self._keep = keep
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         """Run the operation, and note it."""
         kwargs = kwargs or {}
-        out = self.known.run(func, args, kwargs, keep=True)
+        out = self.known.run(func, args, kwargs, keep=self._keep)
         first = _first(out)
         frame = None if first is None or _stays(func) else self.frame()
         if frame is not None and first is not None:

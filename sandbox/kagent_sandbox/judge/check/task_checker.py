@@ -1,7 +1,7 @@
 """Checks a task: `python -m kagent_sandbox.judge.check.task_checker`.
 
 Trusted code: torch and the task's reference.py. It reads one JSON request from standard input and
-writes one JSON object: {"ok": a `TaskCheck`} or {"error": one line}.
+writes one JSON object: {"ok": a `TaskCheck` for each kind of device} or {"error": one line}.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from kagent_sandbox.builder.policy import base_name
 from kagent_sandbox.builder.trace.dynamo import call_wrapped_functions_directly
 from kagent_sandbox.data.build_case import build_case
 from kagent_sandbox.data.plan import ITEMSIZE
-from kagent_sandbox.data.records import to_json
+from kagent_sandbox.data.records import from_json, to_json
 from kagent_sandbox.data.task import draw_hidden, load_task
 from kagent_sandbox.device import device_memory
 from kagent_sandbox.device.plan_ops import dtype_of
@@ -74,8 +74,8 @@ def main() -> None:
     os.dup2(2, 1)
     answer: dict[str, object]
     try:
-        task = load_task(Path(request["task"])).calibrated(request["kind"])
-        answer = {"ok": to_json(_checked(task, request))}
+        task = load_task(Path(request["task"]))
+        answer = {"ok": [to_json(_checked(task, kind, request)) for kind in request["known"]]}
     except TaskError as e:
         answer = {"error": str(e)}
     except DeviceFull as e:
@@ -85,16 +85,16 @@ def main() -> None:
     exit_fast()
 
 
-def _checked(task: Task, request: Mapping[str, Any]) -> TaskCheck:
-    """Findings of the check that is asked for.
+def _checked(task: Task, kind: Kind, request: Mapping[str, Any]) -> TaskCheck:
+    """Findings of the check that is asked for, for a kind of device.
 
     Raises:
         TaskError: The task has a fault, or is too large for the device.
         DeviceFull: Its memory is not enough while others hold some of it.
     """
-    device = torch.device(request["device"])
+    device, known = torch.device(request["device"]), request["known"][kind]
     try:
-        return check(task, request["kind"], device)
+        return check(task.calibrated(kind), kind, device, known and from_json(TaskCheck, known))
     except (DeviceFull, RuntimeError) as e:
         if not device_memory.lacks_memory(e):
             raise
@@ -102,7 +102,9 @@ def _checked(task: Task, request: Mapping[str, Any]) -> TaskCheck:
         raise device_memory.explain(e, use, alone=request["alone"]) from None
 
 
-def check(task: Task, kind: Kind, device: torch.device) -> TaskCheck:
+def check(
+    task: Task, kind: Kind, device: torch.device, known: TaskCheck | None = None
+) -> TaskCheck:
     """Check a task.
 
     Args:
@@ -110,12 +112,29 @@ def check(task: Task, kind: Kind, device: torch.device) -> TaskCheck:
         kind: Whose cases.
         device: Where they are computed. Wrong results are tried on the CPU: an operation that is
             left out may send an index astray, which no CUDA context survives.
+        known: Findings about the same task with other declarations of what has no effect. Then
+            these are checked alone.
 
     Raises:
         TaskError: It has a fault.
     """
     began = time.perf_counter()
     call_wrapped_functions_directly()
+    found = _check_undeclared(task, kind, device) if known is None else known
+    idle = _check_idle(task, kind)
+    holes = (*found.holes, *found.excused)
+    excused = tuple(h for h in holes if _is_declared(task, h))
+    return replace(
+        found,
+        holes=tuple(h for h in holes if h not in excused),
+        excused=excused,
+        without_effect=idle,
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _check_undeclared(task: Task, kind: Kind, device: torch.device) -> TaskCheck:
+    """Check all of a task but what it declares to have no effect: that is among the holes."""
     _check_allow(task)
     _check_experts(task)
     bench, checked = _bench_cases(task, kind), _check_cases(task, kind)
@@ -136,9 +155,7 @@ def check(task: Task, kind: Kind, device: torch.device) -> TaskCheck:
     if device.type != "cpu":
         sampler = InputSampler(task, torch.device("cpu"), InputPolicy(pool=YARDSTICKS))
     tried = [c for c in checked if _work(task, c) <= MOST_WORK]
-    wrong, holes = _find_holes(task, sampler, tried)
-    timed = [c for c in bench if _work(task, c) <= MOST_WORK / 8]
-    idle = _check_idle(task, kind, sampler, [*tried, *timed])
+    wrong, holes = _find_holes(task, sampler, tried, checker.shown)
     windows, gaps = find_gaps(task, kind)
     return TaskCheck(
         kind=kind,
@@ -148,8 +165,7 @@ def check(task: Task, kind: Kind, device: torch.device) -> TaskCheck:
         wrong=wrong + windows,
         holes=(*holes, *gaps),
         eager_eps=checker.eager_eps,
-        seconds=time.perf_counter() - began,
-        without_effect=idle,
+        seconds=0.0,
     )
 
 
@@ -294,6 +310,8 @@ class _CaseChecker:
     _rounds: bool = False  # eager had an error, in a case
     _rounded: TaskError | None = None  # a reference that had one, too
     _fixed: dict[str, bool] = field(default_factory=dict)  # by case: inputs know no seed
+    shown: dict[str, list[Wrong]] = field(default_factory=dict)
+    """By case: wrong results that it can show. Of cases on a CPU alone, where these are tried."""
 
     def check(self, case: Case) -> None:
         """Compute a case twice.
@@ -305,11 +323,9 @@ class _CaseChecker:
         self._check_seeds(input_set)
         before = {n: t.clone() for n, t in input_set.tensors.items()}
         results = self._call("reference", input_set, before)
-        again = self._call("reference", input_set, before)
         input_set.known_results = results
-        expected, twice = self.sampler.valid_parts(input_set, results, again)
-        for result, one, two in zip(self.task.compared, expected, twice, strict=True):
-            self._check_reference(case, result, one, two)
+        self._check_again(input_set, before)
+        (expected,) = self.sampler.valid_parts(input_set, results)
         with product_counter() as products, _Operations() as operations:
             outputs = self._call("eager", input_set, before)
         accepted, _ = self.sampler.accepted(input_set, outputs)
@@ -425,23 +441,48 @@ class _CaseChecker:
                 raise self._error(which, input_set.case, text)
         return results
 
-    def _check_reference(
-        self, case: Case, result: ResultSpec, one: torch.Tensor, two: torch.Tensor
-    ) -> None:
-        declared = dtype_of(self.task.dtype(result.dtype, case))
-        if declared.is_floating_point:
-            fine = (torch.float64,) if declared.itemsize >= 4 else (torch.float64, torch.float32)
-            if one.dtype not in fine:
-                names = " or ".join(map(str, fine))
-                text = f"result {result.name} is {one.dtype}, expected {names}"
+    def _check_again(self, input_set: InputSet, before: Mapping[str, torch.Tensor]) -> None:
+        """Compute the reference once more; on a CPU with a look at its operations, which torch may
+        then compute in another way. So it is computed plainly where that is another result.
+        """
+        case, results = input_set.case, self.sampler.expected(input_set)
+        if self.sampler.device.type == "cpu":
+            with OmissionRecorder(self.task.folder / "reference.py", keep=False) as recorder:
+                again = self._call("reference", input_set, before)
+            try:
+                self._check_reference(input_set, again)
+            except TaskError:
+                pass
+            else:
+                changes = [
+                    wrong
+                    for i, wrong in _changes(self.task, case)
+                    if _can_change(results[i], wrong[1], self.task.compared[i].row_dims)
+                ]
+                self.shown[case.name] = [*changes, *recorder.found]
+                return
+        self._check_reference(input_set, self._call("reference", input_set, before))
+
+    def _check_reference(self, input_set: InputSet, again: Sequence[torch.Tensor]) -> None:
+        """Hold results against those of another call, and against what task.toml declares."""
+        case = input_set.case
+        parts = self.sampler.valid_parts(input_set, self.sampler.expected(input_set), again)
+        for result, one, two in zip(self.task.compared, *parts, strict=True):
+            declared = dtype_of(self.task.dtype(result.dtype, case))
+            if declared.is_floating_point:
+                wide = declared.itemsize >= 4
+                fine = (torch.float64,) if wide else (torch.float64, torch.float32)
+                if one.dtype not in fine:
+                    names = " or ".join(map(str, fine))
+                    text = f"result {result.name} is {one.dtype}, expected {names}"
+                    raise self._error("reference", case, text)
+                errors = numerics.measure_errors(two, one, result.row_dims)
+                same = max(errors.row, errors.element) <= SAME[one.dtype]
+            else:
+                same = bool(torch.equal(one, two))
+            if not same:
+                text = f"result {result.name} differs between two calls with the same inputs"
                 raise self._error("reference", case, text)
-            errors = numerics.measure_errors(two, one, result.row_dims)
-            same = max(errors.row, errors.element) <= SAME[one.dtype]
-        else:
-            same = bool(torch.equal(one, two))
-        if not same:
-            text = f"result {result.name} differs between two calls with the same inputs"
-            raise self._error("reference", case, text)
 
     def _check_eager(
         self, case: Case, result: ResultSpec, out: torch.Tensor, ref: torch.Tensor
@@ -535,8 +576,29 @@ class _Seen:
     largest: float = 0.0  # difference from the reference, over what sums in another order explain
 
 
-def _find_holes(task: Task, sampler: InputSampler, cases: Sequence[Case]) -> tuple[int, list[str]]:
+_PASSES = "passes every check case"
+
+
+def _is_declared(task: Task, hole: str) -> bool:
+    """Whether a hole is an operation that the task declares to have no effect."""
+    words = hole.partition(": ")[2].removesuffix(f" {_PASSES}")
+    return hole.startswith("reference.py:") and words in {e.operation for e in task.without_effect}
+
+
+def _find_holes(
+    task: Task,
+    sampler: InputSampler,
+    cases: Sequence[Case],
+    shown: Mapping[str, Sequence[Wrong]],
+) -> tuple[int, list[str]]:
     """Hold wrong results against the task's tolerance, the smallest cases first.
+
+    Args:
+        task: The task.
+        sampler: Of inputs on the CPU.
+        cases: Cases to try them on.
+        shown: By case, wrong results that it can show, as far as they are known. Where all of them
+            have failed it is not computed again.
 
     Returns:
         The number of wrong results, and a line for each that passes every case.
@@ -544,18 +606,21 @@ def _find_holes(task: Task, sampler: InputSampler, cases: Sequence[Case]) -> tup
     Raises:
         TaskError: Zeros pass, or a written argument as it was before.
     """
-    declared = {e.operation for e in task.without_effect}
     seen: dict[Wrong, _Seen] = {}
     ran: Counter[Wrong | tuple[object, ...]] = (
         Counter()
     )  # cases with an operation; with an omission
     for case in sorted(cases, key=lambda c: _work(task, c)):
+        known = shown.get(case.name)
+        if known is not None and all(w in seen and seen[w].found for w in known):
+            _count(ran, [w for w in known if isinstance(w, Omission)])
+            continue
         input_set = sampler.fresh(case, 1)
         for wrong, results in _wrong_results(task, sampler, input_set, seen, ran):
             _compare(task, sampler, input_set, results, seen.setdefault(wrong, _Seen()))
     holes = []
     for wrong, so_far in seen.items():
-        if so_far.found or (isinstance(wrong, Omission) and wrong.words in declared):
+        if so_far.found:
             continue
         if isinstance(wrong, Omission):
             # Of no more than rounding, it is the same operation: a maximum that is subtracted
@@ -564,7 +629,7 @@ def _find_holes(task: Task, sampler: InputSampler, cases: Sequence[Case]) -> tup
             # mean of one column, the product that an einsum over one row is.
             rare = so_far.largest == 0 and ran[wrong] < ran[wrong.call_id]
             if not rare and not 0 < so_far.largest <= 1:
-                holes.append(f"{wrong} passes every check case")
+                holes.append(f"{wrong} {_PASSES}")
             continue
         name, change = wrong
         key = f"results.{name}" if name in {r.name for r in task.results} else f"arguments.{name}"
@@ -576,13 +641,17 @@ def _find_holes(task: Task, sampler: InputSampler, cases: Sequence[Case]) -> tup
                 f"{passes} every check case ({len(cases)}): k and floor allow for too much, or "
                 f"{reason}",
             )
-        holes.append(f"task.toml: {key}: {change} passes every check case")
+        holes.append(f"task.toml: {key}: {change} {_PASSES}")
     return len(seen), holes
 
 
-def _check_idle(
-    task: Task, kind: Kind, sampler: InputSampler, cases: Sequence[Case]
-) -> tuple[str, ...]:
+def _count(ran: Counter[Wrong | tuple[object, ...]], omissions: Collection[Omission]) -> None:
+    """Count a case with operations, by omission and by call."""
+    ran.update(list(omissions))
+    ran.update({o.call_id for o in omissions})
+
+
+def _check_idle(task: Task, kind: Kind) -> tuple[str, ...]:
     """Hold the operations that are declared to change nothing against all cases.
 
     Returns:
@@ -597,6 +666,9 @@ def _check_idle(
     found: dict[Omission, None] = {}  # calls with the same words are different ones
     seen: dict[str, None] = {}
     declared = {e.operation: e.reason for e in task.without_effect}
+    sampler = InputSampler(task, torch.device("cpu"), InputPolicy(pool=YARDSTICKS))
+    cases = [c for c in _check_cases(task, kind) if _work(task, c) <= MOST_WORK]
+    cases += [c for c in _bench_cases(task, kind) if _work(task, c) <= MOST_WORK / 8]
     for case in sorted(cases, key=lambda c: _work(task, c)):
         input_set = sampler.fresh(case, 1)
         with OmissionRecorder(file) as recorder:
@@ -647,25 +719,20 @@ def _wrong_results(
     def open_(wrong: Wrong) -> bool:
         return wrong not in seen or not seen[wrong].found
 
-    for i, result in enumerate(task.compared):
-        kept = i >= len(task.results)
-        small = dtype_of(task.dtype(result.dtype, input_set.case)).itemsize == 1
-        kinds = [_ZEROS, _COARSE if small else _SCALED, _MOVED, *([_KEPT] if kept else [])]
-        changes = [c for c in kinds if open_((result.name, c))]
-        expected = sampler.expected(input_set) if changes else ()
-        for change in changes:
-            value = (
-                input_set.tensors[result.name].to(expected[i].dtype)
-                if change == _KEPT
-                else _changed(expected[i], change, result.row_dims)
-            )
-            if value is not None:
-                yield (result.name, change), (*expected[:i], value, *expected[i + 1 :])
+    changes = [(i, w) for i, w in _changes(task, input_set.case) if open_(w)]
+    expected = sampler.expected(input_set) if changes else ()
+    for i, (name, change) in changes:
+        value = (
+            input_set.tensors[name].to(expected[i].dtype)
+            if change == _KEPT
+            else _changed(expected[i], change, task.compared[i].row_dims)
+        )
+        if value is not None:
+            yield (name, change), (*expected[:i], value, *expected[i + 1 :])
     file = task.folder / "reference.py"
     with OmissionRecorder(file) as recorder:
         sampler.call("reference", input_set)
-    ran.update(list(recorder.found))
-    ran.update({o.call_id for o in recorder.found})
+    _count(ran, recorder.found)
     for omission in recorder.found:
         if not open_(omission):
             continue
@@ -678,16 +745,35 @@ def _wrong_results(
             yield omission, results
 
 
+def _changes(task: Task, case: Case) -> Iterator[tuple[int, tuple[str, str]]]:
+    """Changes to each result, with its number: wrong results, where `_changed` has some."""
+    for i, result in enumerate(task.compared):
+        small = dtype_of(task.dtype(result.dtype, case)).itemsize == 1
+        kept = [_KEPT] if i >= len(task.results) else []
+        for change in (_ZEROS, _COARSE if small else _SCALED, _MOVED, *kept):
+            yield i, (result.name, change)
+
+
+def _can_change(ref: torch.Tensor, change: str, row_dims: int) -> bool:
+    """Whether `_changed` has a wrong result."""
+    if change in _FACTORS:
+        return ref.dtype.is_floating_point
+    return change != _MOVED or (_rows(ref, row_dims) > 1 and ref.numel() > 0)
+
+
+def _rows(ref: torch.Tensor, row_dims: int) -> int:
+    return math.prod(ref.shape[: ref.dim() - row_dims]) if row_dims else 1
+
+
 def _changed(ref: torch.Tensor, change: str, row_dims: int) -> torch.Tensor | None:
     """A wrong result; None if there is no such."""
+    if not _can_change(ref, change, row_dims):
+        return None
     if change == _ZEROS:
         return torch.zeros_like(ref)
     if change in _FACTORS:
-        return ref * _FACTORS[change] if ref.dtype.is_floating_point else None
-    rows = math.prod(ref.shape[: ref.dim() - row_dims]) if row_dims else 1
-    if rows < 2 or not ref.numel():
-        return None
-    return ref.reshape(rows, -1).roll(1, 0).reshape(ref.shape)
+        return ref * _FACTORS[change]
+    return ref.reshape(_rows(ref, row_dims), -1).roll(1, 0).reshape(ref.shape)
 
 
 def _compare(

@@ -303,6 +303,78 @@ def test_a_check_is_recalled(tmp_path, own_cache):
     assert said == []
 
 
+COUNTED = """
+
+computed = reference
+
+
+def reference(**arguments):
+    with open(__file__ + ".calls", "a") as file:
+        file.write("x")
+    return computed(**arguments)
+"""
+"""Makes a reference count its calls, for `calls_of`."""
+
+
+def calls_of(folder):
+    file = folder / "reference.py.calls"
+    count = len(file.read_text())
+    file.unlink()
+    return count
+
+
+def test_a_declaration_of_no_effect_is_all_that_its_check_looks_at(tmp_path, own_cache):
+    """An importer declares what the first check calls holes. All else is known from that one."""
+    folder = write_task(tmp_path)
+    (folder / "reference.py").write_text(IDLE + COUNTED)
+    (folder / "task.toml").write_text(EVERYWHERE)
+    first = task_check.check_kinds(load_task(folder))
+    assert all(len([h for h in f.holes if RELU in h]) == 1 for f in first)
+    assert calls_of(folder) > 20
+    (folder / "task.toml").write_text(declaring(RELU))
+    second = task_check.check_kinds(load_task(folder))
+    cases = sum(f.cases for f in first) + 2 * 2  # and benchmarks, those of a run and a race
+    assert 0 < calls_of(folder) <= 2 * cases  # each once with the operation, once without
+    whole = task_check.check_kinds(load_task(folder), cached=False)
+    assert [replace(f, seconds=0.0) for f in second] == [replace(f, seconds=0.0) for f in whole]
+    assert all(RELU in "".join(f.without_effect) for f in second)
+    (folder / "task.toml").write_text(EVERYWHERE + "# a comment\n")
+    third = task_check.check_kinds(load_task(folder))
+    assert [replace(f, seconds=0.0) for f in third] == [replace(f, seconds=0.0) for f in first]
+
+
+def test_a_case_whose_wrong_results_have_all_failed_is_computed_twice(tmp_path):
+    """Not once more to try them: the second time has shown which they are."""
+    more = '[[cpu.check]]\nname = "more"\ndtype = "float32"\nM = 8\nN = 16\n\n[[cpu.bench]]'
+    third = REFERENCE.replace(RETURN, "return x.double() / 3").replace("x * 2", "x / 3")
+    calls, wrong = [], []
+    for task in (EVERYWHERE, EVERYWHERE.replace("[[cpu.bench]]", more, 1)):
+        found = checked(tmp_path, task, third + COUNTED)
+        calls.append(calls_of(tmp_path))
+        wrong.append(found.wrong - find_gaps(load_task(tmp_path), "cpu")[0])
+    assert calls[1] - calls[0] == 2
+    assert wrong == [4, 4]
+
+
+def test_a_reference_may_have_another_result_while_its_operations_are_looked_at(tmp_path):
+    """As torch may that has faster ways of its own. It is held against itself as it is."""
+    mode = "torch.utils._python_dispatch._get_current_dispatch_mode()"
+    other = REFERENCE.replace(RETURN, f"return (2 if {mode} is None else 3) * x.double()")
+    assert checked(tmp_path, reference=other).cases == 3
+
+
+def test_a_wrong_declaration_of_no_effect_is_a_fault_also_where_all_else_is_known(
+    tmp_path, own_cache
+):
+    folder = write_task(tmp_path)
+    (folder / "reference.py").write_text(IDLE)
+    (folder / "task.toml").write_text(EVERYWHERE)
+    task_check.check_task(load_task(folder), "cpu")
+    (folder / "task.toml").write_text(declaring(RELU.replace("(y)", "(z)")))
+    with pytest.raises(TaskError, match="without_effect: no case runs"):
+        task_check.check_task(load_task(folder), "cpu")
+
+
 def test_a_check_on_a_gpu_takes_a_turn(tmp_path, own_cache, monkeypatch):
     """Another process of kagent may time kernels there."""
     monkeypatch.setenv("KAGENT_LOCKS", str(tmp_path / "locks"))
@@ -311,14 +383,13 @@ def test_a_check_on_a_gpu_takes_a_turn(tmp_path, own_cache, monkeypatch):
     monkeypatch.setattr(task_check, "find_device", lambda name: gpu)
     seen = []
 
-    def run(task, kind, device, *, alone):
+    def run(task, known, device, *, alone):
         seen.append((device, [number for number, _ in DeviceLock("gpu-0").turns()]))
-        return task_check.TaskCheck(kind, device, 1, (), 0, (), 0.0, 0.0)
+        return {k: task_check.TaskCheck(k, device, 1, (), 0, (), 0.0, 0.0) for k in known}
 
     monkeypatch.setattr(task_check, "_run", run)
-    task = load_task(write_task(tmp_path))
-    for kind in ("gpu", "cpu"):
-        task_check.check_task(task, kind)
+    found = task_check.check_kinds(load_task(write_task(tmp_path)))
+    assert [(f.kind, f.device) for f in found] == [("gpu", "cuda"), ("cpu", "cpu")]
     assert seen == [("cuda", [os.getpid()]), ("cpu", [])]
 
 

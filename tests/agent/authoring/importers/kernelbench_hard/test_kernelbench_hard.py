@@ -242,8 +242,12 @@ def get_init_inputs():
 """
 
 
+def check_here(task, *, say):
+    return [check(task, kind, torch.device("cpu")) for kind in ("gpu", "cpu")]
+
+
 def test_one_step_is_the_task_where_run_draws_the_inputs(tmp_path, monkeypatch):
-    monkeypatch.setattr(new_task, "check_task", lambda t, k, _: check(t, k, torch.device("cpu")))
+    monkeypatch.setattr(new_task, "check_kinds", check_here)
     shapes = 'SHAPES = [{"num_envs": 64, "horizon": 9}, {"num_envs": 24, "horizon": 5}]\n'
     task = load_task(import_problem(problem(tmp_path, STEP, shapes), tmp_path))
     assert [(a.name, a.shape) for a in task.arguments] == [
@@ -259,7 +263,7 @@ def test_one_step_is_the_task_where_run_draws_the_inputs(tmp_path, monkeypatch):
 
 
 def test_a_task_of_a_step_is_overwritten_once_the_new_one_is_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(new_task, "check_task", lambda t, k, _: check(t, k, torch.device("cpu")))
+    monkeypatch.setattr(new_task, "check_kinds", check_here)
     folder = problem(tmp_path, STEP, 'SHAPES = [{"num_envs": 24, "horizon": 5}]\n')
     made = import_problem(folder, tmp_path)
     first = load_task(made)
