@@ -34,8 +34,8 @@ class Unwanted(Exception):  # noqa: N818
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a process that has ended left.
+class Ended:
+    """Output and status of a process that has ended.
 
     Attributes:
         out: Its standard output.
@@ -57,7 +57,7 @@ def ask_once(
     environment: Mapping[str, str] | None = None,
     unwanted: Callable[[], bool] = lambda: False,
     tail_bytes: int = LOG_TAIL_BYTES,
-) -> Answer:
+) -> Ended:
     """Start Python, ask it and wait until it has ended.
 
     Args:
@@ -89,7 +89,7 @@ def ask_once(
             kill_tree(process.pid)
             process.communicate()
             raise
-        return Answer(out, process.returncode, log_tail(log, tail_bytes))
+        return Ended(out, process.returncode, log_tail(log, tail_bytes))
 
 
 def _answer(

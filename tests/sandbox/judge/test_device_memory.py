@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import subprocess
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +18,7 @@ from kagent_sandbox.judge.arena.session import Arenas, CandidateRejected
 from kagent_sandbox.judge.check.inputs import InputSampler
 from kagent_sandbox.judge.judge import Judge, _tried
 from kagent_sandbox.judge.judge_process import JudgeProcess
+from kagent_sandbox.process.ask_once import Ended
 
 GIB = 1 << 30
 TORCH = (
@@ -184,13 +184,13 @@ def test_the_check_of_a_task_is_made_again_alone(monkeypatch, task_folder):
     monkeypatch.setattr(task_check, "find_device", lambda _: SimpleNamespace(unit_name=str))
     monkeypatch.setattr(task_check, "DeviceLock", lambda *_: locked)
 
-    def run(_, *, input, **__):  # noqa: A002 - as subprocess has it
-        taken.append(json.loads(input)["alone"])
-        return subprocess.CompletedProcess((), 0, json.dumps({"full": "no room"}).encode())
+    def ask_once(_, request, **__):
+        taken.append(request["alone"])
+        return Ended(json.dumps({"full": "no room"}).encode(), 0, "")
 
-    monkeypatch.setattr(task_check.subprocess, "run", run)
+    monkeypatch.setattr(task_check, "ask_once", ask_once)
     with pytest.raises(DeviceFull, match="no room"):
-        task_check._check_on_gpu(load_task(task_folder), print)
+        task_check._check_on_gpu(load_task(task_folder), {"gpu": None}, print)
     assert taken == [False, True]
     assert locked.taken == ["work", "timing"]
 
