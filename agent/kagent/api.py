@@ -292,7 +292,7 @@ class Run:
             task = task_of_run(self.folder, store.manifest)
             ready(store, task)
             if not queue:
-                judging.can_judge(store.manifest, self.folder)
+                judging.can_judge(store.manifest, self.folder, self._config)
             state = read_state(store.history())
             label = f"{number:04}" if number is not None else "told"
             given = answers.given(text, label, store, state, task.entry, ask=number)
@@ -341,7 +341,7 @@ class Run:
         return judging.apart_from_loops(work)
 
     def _judge(self, store: RunStore, *, deadline_s: float | None, race: bool) -> JudgeResult:
-        judging.can_judge(store.manifest, self.folder)
+        judging.can_judge(store.manifest, self.folder, self._config)
         history = store.history()
         if not judging.has_work(history, race=race):
             return JudgeResult(self.folder, None, history, ())

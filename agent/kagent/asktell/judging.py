@@ -14,7 +14,6 @@ from typing import TypeVar
 
 from kagent_sandbox.data.device import DeviceFacts
 from kagent_sandbox.data.task import Task
-from kagent_sandbox.device.table import available
 from kagent_sandbox.errors import UserError
 
 from kagent.config.settings import Config
@@ -22,8 +21,9 @@ from kagent.evolve.loop import Evolution, Limits
 from kagent.evolve.machine import Machine
 from kagent.evolve.open_machine import open_machine
 from kagent.evolve.remembering import keep_run
-from kagent.evolve.session import note_isolation_change, same_machine
+from kagent.evolve.session import note_isolation_change, place_of, same_machine
 from kagent.evolve.stored_run import setting_for
+from kagent.fleet.fleet import LocalFleet, fleet_of
 from kagent.runs.ask import Nobody
 from kagent.runs.events import Observer, Phase, PhaseBegan, Stop, progress_to
 from kagent.runs.final_race import choose_finalists
@@ -66,20 +66,25 @@ _ELSEWHERE = (
 )
 
 
-def can_judge(manifest: Manifest, folder: Path, instead: str = _ELSEWHERE) -> None:
-    """Make sure that this machine has the kind of device that a run is for.
+def can_judge(
+    manifest: Manifest, folder: Path, config: Config | None = None, instead: str = _ELSEWHERE
+) -> None:
+    """Make sure that there is the kind of device that a run is for.
 
     Args:
         manifest: The run's.
         folder: The run's.
-        instead: Advice for a machine that has none.
+        config: Where it is to be judged; None: on this machine.
+        instead: Advice where there is none.
 
     Raises:
-        UserError: It has not.
+        UserError: There is not.
     """
-    if not available(manifest.kind):
+    fleet = LocalFleet() if config is None else fleet_of(config)
+    if not fleet.has(manifest.kind):
+        where = "this machine" if config is None else place_of(config)
         raise UserError(
-            f"{folder}: judging it needs an NVIDIA GPU ({manifest.target}), and this machine has "
+            f"{folder}: judging it needs an NVIDIA GPU ({manifest.target}), and {where} has "
             f"none: {instead}"
         )
 
@@ -197,7 +202,7 @@ def judge_all(
         UserError: This machine lacks the device.
         RunError, MachineError: As `judge`.
     """
-    can_judge(store.manifest, store.folder)
+    can_judge(store.manifest, store.folder, config)
     history = store.history()
     if not has_work(history, race=race):
         return JudgeResult(store.folder, None, history, ())

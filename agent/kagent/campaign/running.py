@@ -71,16 +71,19 @@ class CampaignRunner:
             ModelError: A model cannot be asked.
             RunError: The campaign's folder cannot be written.
         """
-        pool = ThreadPoolExecutor(sum(self._room.values()), "slice")
+        pools = {d: ThreadPoolExecutor(room, d) for d, room in self._room.items()}
         try:
-            self._spend(pool)
+            self._spend(pools)
             left = [p for p in self.campaign.problems if not self.campaign.of(p).finished]
-            _finish([pool.submit(self._race, p) for p in left])
+            _finish([pools[self._device(p)].submit(self._race, p) for p in left])
         except BaseException:
             self._workers.stop(partial(self.say, ""))
             raise
         finally:
-            pool.shutdown(cancel_futures=True)
+            for pool in pools.values():
+                pool.shutdown(wait=False, cancel_futures=True)
+            for pool in pools.values():
+                pool.shutdown()
 
     @property
     def seconds(self) -> float:
@@ -92,14 +95,18 @@ class CampaignRunner:
     def _room(self) -> dict[str, int]:
         return {d: self.places.get(d, 1) for d in self.campaign.devices}
 
-    def _spend(self, pool: ThreadPoolExecutor) -> None:
-        """Spend slices until nothing is left to spend."""
+    def _device(self, problem: Problem) -> str:
+        """The device that a problem's finalists race on."""
+        return self.campaign.runs_of(problem)[0].device
+
+    def _spend(self, pools: Mapping[str, ThreadPoolExecutor]) -> None:
+        """Spend slices until nothing is left to spend, those of a device in its pool."""
         failures, busy = 0, dict[Future[FailedStep | None], Next]()
         while True:
             while (
                 found := next_slice(self.campaign, self.spent(), self._room, busy.values())
             ) is not None:
-                busy[pool.submit(self._slice, found)] = found
+                busy[pools[found.run.device].submit(self._slice, found)] = found
             if not busy:
                 self._close()
                 return

@@ -171,7 +171,7 @@ def tell(
         task = task_of_run(folder, manifest)
         ready(store, task)
         if not queue:
-            judging.can_judge(manifest, folder)
+            judging.can_judge(manifest, folder, config)
         read = answers.read_answers(files, store, read_state(store.history()), task.entry, ask)
         if by is not None:
             read = [replace(each, by=by.strip() or each.by) for each in read]

@@ -105,15 +105,15 @@ def campaign(
     if max_cost is not None and not max_cost > 0:
         raise UserError(f"--max-cost {max_cost:g}: expected dollars above 0")
     folder = _folder(sources, to)
-    if on == SLURM:
-        write_slurm_script(folder.name, campaign_continues(folder))
-        return
-    where = load_config(on=on).on
+    where = SLURM if on == SLURM else load_config(on=on).on
     if export is not None and where != LOCAL:
         raise UserError(
             f"--export measures on this machine, and --on {where} times elsewhere: leave it out, "
             "then run kagent export where there is such a device"
         )
+    if where == SLURM:
+        write_slurm_script(folder.name, campaign_continues(folder))
+        return
     names = tuple(absolute(s) for s in sources)
     options = {"lang": lang, "model": ",".join(model) if model else None}
     given: dict[str, object] = {

@@ -72,7 +72,7 @@ def export(
     winners = [find_winner(config.runs, run, allow_slower=allow_slower) for run in runs]
     for winner in winners:
         where = "run this command where there is one, on a copy of the folder"
-        can_judge(winner.manifest, winner.folder, where)
+        can_judge(winner.manifest, winner.folder, instead=where)
     if single_file:
         with status(quiet=json_) as say:
             made = export_files(winners, to, config, say, allow_slower=allow_slower, force=force)

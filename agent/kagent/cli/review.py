@@ -161,7 +161,8 @@ def ablate(
             raise UserError(
                 f"#{winner.id} was rejected ({winner.verdict.status}): name a candidate that passed"
             )
-        can_judge(manifest, found, "run this command where there is one, on a copy of the folder")
+        elsewhere = "run this command where there is one, on a copy of the folder"
+        can_judge(manifest, found, config, elsewhere)
         with status(quiet=json_) as say:
             if not is_same_task(task, manifest):
                 say(f"{found.name}: made with an earlier version of {task.name}; timed on today's")

@@ -210,7 +210,7 @@ def resolve_config(
         given = config.model_fields_set
         if not fleet_of(config).has(found.kind):
             raise UserError(
-                f"{found.name} holds kernels for an NVIDIA GPU, and {_where(config)} has none: "
+                f"{found.name} holds kernels for an NVIDIA GPU, and {place_of(config)} has none: "
                 "replay it where there is one"
             )
         update: dict[str, object] = {} if "lang" in given else {"lang": found.lang}
@@ -257,7 +257,7 @@ def kind_here(config: Config, what: str) -> Kind:
     if kind == "gpu" and not has_gpu:
         gpu = f"a GPU of type {config.accelerator}" if gpu_only else "an NVIDIA GPU"
         raise UserError(
-            f"timing {config.lang} kernels needs {gpu}, and {_where(config)} has none. "
+            f"timing {config.lang} kernels needs {gpu}, and {place_of(config)} has none. "
             f"Possible here: --lang cpp evolves {what} on the CPU; "
             "kagent build compiles for a GPU; kagent check runs a Triton kernel in Triton's "
             "interpreter"
@@ -265,7 +265,8 @@ def kind_here(config: Config, what: str) -> Kind:
     return kind
 
 
-def _where(config: Config) -> str:
+def place_of(config: Config) -> str:
+    """The machines of a configuration, in an error."""
     return "this machine" if config.on == LOCAL else f"the Ray cluster ({config.on})"
 
 
