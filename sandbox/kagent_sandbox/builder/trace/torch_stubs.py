@@ -239,10 +239,12 @@ def _install_library() -> None:
 
 
 @contextlib.contextmanager
-def no_garbage_collection() -> Iterator[None]:
+def no_garbage_collection(*, thaws: bool = True) -> Iterator[None]:
     """Tensors die with their last reference, or at points that the source alone decides.
 
-    What exists already is frozen, so that the recorder can collect cycles for little.
+    What exists already is frozen, so that the recorder can collect cycles for little. A process
+    that ends soon, or freezes its heap anyway, does not thaw it: the next collection would walk all
+    of it, and a fork copy what it walks.
     """
     was = gc.isenabled()
     gc.disable()
@@ -250,6 +252,7 @@ def no_garbage_collection() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.unfreeze()
+        if thaws:
+            gc.unfreeze()
         if was:
             gc.enable()

@@ -87,7 +87,8 @@ def trace_case(
 ) -> tuple[Plan, dict[str, bytes]]:
     """Call the entry with symbolic arguments.
 
-    What host code remembers of earlier calls in this process may show: the caller sees to that.
+    What host code remembers of earlier calls in this process may show: the caller sees to that. The
+    process's heap stays frozen.
 
     Args:
         module: The candidate, imported.
@@ -108,7 +109,7 @@ def trace_case(
     device = device_of(target)
     recorder = Recorder(device, target.name, allow, mutates, compile_limit_s)
     try:
-        with fakes.no_garbage_collection(), recorder:
+        with fakes.no_garbage_collection(thaws=False), recorder:
             arguments = [_argument(recorder, a) for a in case.arguments]
             with dispatch.TraceDispatch(device), dispatch.Factories(device):
                 result = function(*arguments)
