@@ -172,7 +172,8 @@ def _why_none(blocks: Sequence[Block], text: str, entry: str, *, truncated: bool
         )
     python = [b for b in blocks if b.is_python]
     if python:
-        names = sorted({n for b in python if (t := _parsed(b.body)) for n in _defined(t)})
+        trees = map(_parsed, {b.body for b in python})
+        names = sorted({n for t in trees if t is not None for n in _defined(t)})
         have = f" (it defines {', '.join(names[:12])})" if names else ""
         return (
             f"the file in the reply does not define {entry}{have}: answer with one whole file "

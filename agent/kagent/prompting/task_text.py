@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kagent_sandbox.data.arguments import Argument, ResultSpec
@@ -54,7 +56,7 @@ class TaskText:
 
 def about_task(task: Task, kind: Kind) -> TaskText:
     """Describe a task to a kernel's author."""
-    functions = _functions(task)
+    functions = _functions((task.folder / "reference.py").read_text(encoding="utf-8"))
     eager = functions.get("eager")
     inputs = functions.get("inputs")
     cases = task.cases(kind)
@@ -81,9 +83,9 @@ def about_task(task: Task, kind: Kind) -> TaskText:
     )
 
 
-def _functions(task: Task) -> dict[str, tuple[str, str]]:
+@functools.lru_cache(maxsize=16)
+def _functions(source: str) -> Mapping[str, tuple[str, str]]:
     """Source without docstring, and docstring, of reference.py's functions."""
-    source = (task.folder / "reference.py").read_text(encoding="utf-8")
     found: dict[str, tuple[str, str]] = {}
     for node in parse(source).body:
         if isinstance(node, ast.FunctionDef):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Iterable, Sequence
 from html import escape
 
@@ -31,7 +32,8 @@ class Lines:
         return numbers
 
 
-def highlighted(source: str) -> list[str]:
+@functools.lru_cache(maxsize=256)  # a page is written anew for each candidate, from all before it
+def highlighted(source: str) -> tuple[str, ...]:
     """HTML of each line of a Python file, every character visible."""
     lines: list[list[str]] = [[]]
     lexer = PythonLexer(stripnl=False, ensurenl=False)  # type: ignore[no-untyped-call]
@@ -43,7 +45,7 @@ def highlighted(source: str) -> list[str]:
             if part:
                 html = escape(part, quote=False)
                 lines[-1].append(f'<i class="{name}">{html}</i>' if name else html)
-    return ["".join(parts) for parts in lines]
+    return tuple("".join(parts) for parts in lines)
 
 
 def _class(kind: _TokenType) -> str:

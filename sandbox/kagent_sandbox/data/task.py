@@ -368,18 +368,15 @@ def load_task(folder: Path, *, calibrated: bool = True) -> Task:
     """
     path = folder / "task.toml"
     try:
-        data = tomllib.loads(path.read_text())
+        text = path.read_text()
     except FileNotFoundError:
         raise TaskError(f"{folder}: no task.toml there; see docs/tasks.md") from None
-    except (OSError, ValueError, RecursionError) as e:
+    except (OSError, ValueError) as e:
         raise TaskError(_one_line(f"{path}: {e}")) from None
     if not (folder / "reference.py").is_file():
         raise TaskError(f"{folder}: no reference.py there; see docs/tasks.md")
-    for key in ("folder", "calibration", "tolerance_from"):
-        if key in data:
-            raise TaskError(f"{path}: {key}: no key of a task: remove it")
     try:
-        task = Task.model_validate({**data, "folder": folder.resolve()})
+        task = _task_of(text, folder.resolve()).model_copy()
         found = read_calibration(folder, task.digest) if calibrated else None
         return task.model_copy(update={"calibration": found}) if found is not None else task
     except pydantic.ValidationError as e:
@@ -389,6 +386,23 @@ def load_task(folder: Path, *, calibrated: bool = True) -> Task:
         where = ".".join(str(p) for p in keys if p != Range.__name__)
         text = errors[0]["msg"].removeprefix("Value error, ")
         raise TaskError(_one_line(f"{path}: {where + ': ' if where else ''}{text}")) from None
+    except (ValueError, RecursionError) as e:
+        raise TaskError(_one_line(f"{path}: {e}")) from None
+
+
+@functools.lru_cache(maxsize=32)
+def _task_of(text: str, folder: Path) -> Task:
+    """The task of a task.toml. It is copied for each reader, since a task keeps what is worked out
+    from it, the hash of its files among that.
+
+    Raises:
+        ValueError: It is not TOML, or does not fit the schema.
+    """
+    data = tomllib.loads(text)
+    for key in ("folder", "calibration", "tolerance_from"):
+        if key in data:
+            raise ValueError(f"{key}: no key of a task: remove it")
+    return Task.model_validate({**data, "folder": folder})
 
 
 def _misfit(kind: str) -> int:

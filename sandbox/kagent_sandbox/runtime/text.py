@@ -12,7 +12,10 @@ def printable(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(map(_shown, text.replace("\r\n", "\n")))
+    text = text.replace("\r\n", "\n")
+    if text.replace("\n", "").replace("\t", "").isprintable():
+        return text
+    return "".join(map(_shown, text))
 
 
 def _shown(character: str) -> str:
