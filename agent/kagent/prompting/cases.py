@@ -88,9 +88,10 @@ def data_sheet(device: Hardware) -> Ceilings | None:
 def _bound(task: Task, case: Case, ceilings: Ceilings | None) -> str:
     if not task.matrix:
         return "memory"
-    if ceilings is None or not ceilings.tflop_per_s.get(case.dtype):
+    peak = None if ceilings is None else ceilings.tflop_per_s.get(task.product_dtype(case))
+    if ceilings is None or not peak:
         return "compute"
-    products_us = task.flop_count(case) / ceilings.tflop_per_s[case.dtype] / 1e6
+    products_us = task.flop_count(case) / peak / 1e6
     return "compute" if products_us >= metrics.attainable_us(task, case, ceilings) else "memory"
 
 

@@ -45,4 +45,4 @@ class Ceilings:
     copy_gb_per_s: float  # read + written bytes counted
     read_gb_per_s: float
     write_gb_per_s: float
-    tflop_per_s: Mapping[str, float]  # matrix product per dtype
+    tflop_per_s: Mapping[str, float]  # matrix product per dtype of its operands

@@ -158,6 +158,16 @@ class Task(StrictModel):
         """Torch dtype name of a declaration in a case."""
         return case.dtype if declared == CASE_DTYPE else declared
 
+    def product_dtype(self, case: Case) -> str:
+        """Dtype whose matrix products are the ceiling of a call: that of the arguments with two
+        dimensions or more if all of them have the same 8 bits, else the case's.
+        """
+        operands = {self.dtype(a.dtype, case) for a in self.arguments if len(a.shape or ()) > 1}
+        if operands == {"int8"}:
+            return "int8"
+        narrow = bool(operands) and all(d.startswith("float8") for d in operands)
+        return "float8_e4m3fn" if narrow else case.dtype
+
     def formula(self, text: Size | float, case: Case) -> float:
         """Value of a formula (`kagent_sandbox.data.formula`) over a case's dimensions.
 

@@ -17,6 +17,7 @@ from kagent_sandbox.data.device import Ceilings
 from kagent_sandbox.data.records import from_json
 from kagent_sandbox.device import compiler_cache, health
 from kagent_sandbox.device.baseline_calls import BaselineCall, ReadyBaseline
+from kagent_sandbox.device.cuda import ceilings as gpu_ceilings
 from kagent_sandbox.device.cuda.arena import GpuArena
 from kagent_sandbox.device.cuda.facts import bus_id, gpu_facts
 from kagent_sandbox.device.cuda.launcher import Connection, GpuLauncher
@@ -218,7 +219,7 @@ class GpuBackend:
         Raises:
             DeviceError: The device fails.
         """
-        name = cache.named("gpu-ceilings", *self.facts.unique, TIMING_VERSION)
+        name = cache.named("gpu-ceilings", *self.facts.unique, TIMING_VERSION, gpu_ceilings.VERSION)
         cached = cache.load(name, Ceilings)
         if cached is not None and not again:
             return cached

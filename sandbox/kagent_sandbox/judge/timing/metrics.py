@@ -78,7 +78,7 @@ def attainable_us(task: Task, case: Case, ceilings: Ceilings) -> float:
     written = task.min_written(case)
     read = task.min_bytes(case) - written
     us = memory_us(read, written, ceilings)
-    peak = ceilings.tflop_per_s.get(case.dtype)
+    peak = ceilings.tflop_per_s.get(task.product_dtype(case))
     if task.matrix and peak:
         us = max(us, task.flop_count(case) / peak / 1e6)
     return us
@@ -120,7 +120,8 @@ def suspicion(
 
     Bytes that the last-level cache holds need not cross the memory's pins while they are timed.
     Caches are flushed before each sample, so that those are written ones, as many as fit, of all
-    executions of a sample together.
+    executions of a sample together. Products may be those of any dtype: a result in float32 can be
+    put together from several products of fewer bits, faster than by the plainest kernel.
 
     Args:
         task: The fewest bytes and operations of a call.
@@ -134,7 +135,7 @@ def suspicion(
     hidden = min(written, facts.l2_bytes / executions)
     bound_us = memory_us(read, written - hidden, ceilings)
     what = f"{(read + written) / 2**20:.1f} MiB must move"
-    peak = ceilings.tflop_per_s.get(case.dtype)
+    peak = max(ceilings.tflop_per_s.values(), default=0.0)
     if task.matrix and peak:
         products_us = task.flop_count(case) / peak / 1e6
         if products_us > bound_us:

@@ -1,5 +1,6 @@
 import pytest
 from handmade_candidates import write_task
+from kagent.tasks import find_task
 from kagent_sandbox.data.device import Ceilings, DeviceFacts
 from kagent_sandbox.data.plan import KernelInfo, Launch, Plan
 from kagent_sandbox.data.task import load_task
@@ -77,6 +78,25 @@ def test_products_have_a_peak_on_every_device(task, case, kind):
     assert text is not None
     assert "products" in text
     assert metrics.suspicion(product, case, 1.01 * peak_us, facts(kind), CEILINGS, 1) is None
+
+
+def test_products_of_8_bits_have_their_own_ceiling(case):
+    """fp8_linear's results are bfloat16; its products are those of its 8-bit arguments."""
+    ceilings = Ceilings(2000.0, 1000.0, 500.0, {"bfloat16": 700.0, "float8_e4m3fn": 1300.0})
+    task = find_task("fp8_linear")
+    sized = task.gpu.bench[0].model_copy(update={"M": 8192, "N": 8192, "K": 8192})
+    us = 2 * 8192**3 / 1300e6
+    assert metrics.attainable_us(task, sized, ceilings) == pytest.approx(us)
+    assert metrics.suspicion(task, sized, us, facts(), ceilings, 1) is None
+    assert "products" in str(metrics.suspicion(task, sized, 0.9 * us, facts(), ceilings, 1))
+
+
+def test_products_of_many_bits_may_be_put_together_from_those_of_fewer(task, case):
+    product = task.model_copy(update={"matrix": True, "flops": "M * N * 1000"})
+    ceilings = Ceilings(2000.0, 1000.0, 500.0, {"float32": 50.0, "bfloat16": 700.0})
+    us = 4096**2 * 1000 / 50e6
+    assert metrics.attainable_us(product, case, ceilings) == pytest.approx(us)
+    assert metrics.suspicion(product, case, us / 4, facts(), ceilings, 1) is None
 
 
 def test_clocks_that_disagree_are_suspect():
