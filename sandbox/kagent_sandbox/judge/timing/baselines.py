@@ -2,7 +2,8 @@
 device, versions and task.
 
 They run in a trusted process of their own, which is restarted when a baseline takes it down. A
-baseline that fails is recorded with its reason.
+baseline that fails is recorded with its reason. One whose process dies is tried once more, without
+what torch compiled before: without it, torch's best might be slower than it is.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import IO
+from pathlib import Path
+from typing import IO, Any
 
 from kagent_sandbox import cache
 from kagent_sandbox.data.build import ScalarSpec, TensorSpec
@@ -205,9 +207,16 @@ class _Collected:
         self._say = say
         self._done: list[dict[str, object]] = []
         self._running: tuple[str, str] | None = None
+        self._died: dict[tuple[str, str], str] = {}  # how the process ended
 
     @property
-    def skip(self) -> list[object]:
+    def again(self) -> bool:
+        """Whether one is to be tried again, whose process died."""
+        tried = {(str(c), str(n)) for c, n in self.skip}
+        return not tried.issuperset(self._died)
+
+    @property
+    def skip(self) -> list[Any]:
         """Names that need not be measured again."""
         return [a.get("done") or a.get("failed") for a in self._done]
 
@@ -233,8 +242,8 @@ class _Collected:
         else:
             self._say(f"{case}: {name} failed: {answer['reason']}")
 
-    def died(self, reason: str, log: str) -> None:
-        """The worker is gone; what it was doing has failed.
+    def died(self, reason: str, log: str, *, final: bool = False) -> None:
+        """The worker is gone; what it was doing has failed, unless it is to be tried again.
 
         Raises:
             ChildDied: It was doing nothing: it would die again.
@@ -242,6 +251,14 @@ class _Collected:
         if self._running is None:
             raise ChildDied(f"the process that measures baselines {reason}\n{log}")
         case, name = self._running
+        if not final:
+            if self._running not in self._died:
+                self._died[self._running] = reason
+                self._running = None
+                self._say(f"{case}: {name}: its process {reason}; once more")
+                return
+            same = reason == self._died[self._running]
+            reason += ", twice" if same else f", and before it {self._died[self._running]}"
         self.take(json.dumps({"failed": [case, name], "reason": f"its process {reason}"}))
 
     def baselines(self, cases: Sequence[str]) -> Baselines:
@@ -267,7 +284,16 @@ def _run_worker(
     device: str, index: int, calls: Sequence[BaselineCall], collected: _Collected
 ) -> None:
     """Run one worker until it is through, or gone, or takes too long over one baseline."""
-    folder = cache.cache_folder() / "inductor"
+    with contextlib.ExitStack() as stack:
+        folder = cache.cache_folder() / "inductor"
+        if collected.again:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kagent-")))
+        _run_worker_in(folder, device, index, calls, collected)
+
+
+def _run_worker_in(
+    folder: Path, device: str, index: int, calls: Sequence[BaselineCall], collected: _Collected
+) -> None:
     environment = {
         **for_trusted(),
         **find_device(device).environment,
@@ -308,7 +334,7 @@ def _run_worker(
         log.seek(max(0, log.seek(0, os.SEEK_END) - 2000))
         tail = printable(log.read().decode(errors="replace")).strip()
     if not finished:
-        collected.died(f"took longer than {ITEM_LIMIT_S:.0f} s", tail)
+        collected.died(f"took longer than {ITEM_LIMIT_S:.0f} s", tail, final=True)
     elif worker.returncode == 0:
         collected.complete = True
     elif worker.returncode < 0:

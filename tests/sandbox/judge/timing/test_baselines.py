@@ -127,7 +127,7 @@ def test_failing_baselines_are_recorded_and_the_rest_goes_on(tmp_path):
     found = baselines.measure_baselines(task, "cpu", FACTS, cases=task.cpu.bench[:1])
     assert set(found.us["small"]) == {"eager", "c works"}
     assert found.failed["small"] == {
-        "a dies": "its process died of SIGSEGV",
+        "a dies": "its process died of SIGSEGV, twice",
         "b fails": "ValueError: refuses rows of 8",
     }
 
@@ -140,6 +140,31 @@ def test_a_baseline_that_lacks_memory_which_others_may_hold_is_no_failure(tmp_pa
     with pytest.raises(DeviceFull, match=why):
         baselines.measure_baselines(task, "cpu", FACTS)
     assert baselines.stored_baselines(task, "cpu", FACTS) is None
+
+
+def test_a_baseline_that_dies_is_tried_once_more_without_what_was_compiled_before(
+    tmp_path, monkeypatch
+):
+    """torch.compile with max-autotune once died of SIGSEGV beside nine searches that filled the
+    same folder of compiled code: without it, the best of torch would have been slower.
+    """
+    fake_worker(
+        monkeypatch,
+        "import os, signal\n"
+        "tell(start=['small', 'eager'])\n"
+        "folder = os.environ['TORCHINDUCTOR_CACHE_DIR']\n"
+        "if 'cache' in folder.split(os.sep):\n"
+        "    os.kill(os.getpid(), signal.SIGSEGV)\n"
+        "inside = os.environ['TRITON_CACHE_DIR'].startswith(folder) and os.path.isdir(folder)\n"
+        "tell(done=['small', 'eager'], us=7.5, captured=inside, peak_bytes=0)\n",
+    )
+    lines = []
+    task = make_task(tmp_path)
+    found = baselines.measure_baselines(task, "cpu", FACTS, lines.append, cases=task.cpu.bench[:1])
+    assert found.us == {"small": {"eager": 7.5}}
+    assert found.captured == {"small": {"eager": True}}
+    assert not found.failed
+    assert "died of SIGSEGV; once more" in lines[0]
 
 
 def test_a_baseline_that_hangs_is_recorded(tmp_path, monkeypatch):
