@@ -39,8 +39,57 @@ def adamw_flat(
     kept = (1.0 - lr * WEIGHT_DECAY).to(tl.float32)
 
     # In 64 bits: more than 2^31 elements fit a large GPU.
-    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = offsets < count
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    offsets = start + tl.arange(0, BLOCK)
+    # A mask whose end is no multiple of 16 elements is loaded element by element: full blocks have
+    # none.
+    if start + BLOCK <= count:
+        _update(
+            param_ptr,
+            grad_ptr,
+            exp_avg_ptr,
+            exp_avg_sq_ptr,
+            offsets,
+            None,
+            size,
+            inverse_root,
+            kept,
+            BETA1,
+            BETA2,
+            EPS,
+        )
+    else:
+        _update(
+            param_ptr,
+            grad_ptr,
+            exp_avg_ptr,
+            exp_avg_sq_ptr,
+            offsets,
+            offsets < count,
+            size,
+            inverse_root,
+            kept,
+            BETA1,
+            BETA2,
+            EPS,
+        )
+
+
+@triton.jit
+def _update(
+    param_ptr,
+    grad_ptr,
+    exp_avg_ptr,
+    exp_avg_sq_ptr,
+    offsets,
+    inside,
+    size,
+    inverse_root,
+    kept,
+    BETA1: tl.constexpr,
+    BETA2: tl.constexpr,
+    EPS: tl.constexpr,
+):
     grad = tl.load(grad_ptr + offsets, mask=inside).to(tl.float32)
     m = tl.load(exp_avg_ptr + offsets, mask=inside)
     v = tl.load(exp_avg_sq_ptr + offsets, mask=inside)

@@ -16,8 +16,18 @@ TUNE = {"BLOCK": [1024, 2048, 4096, 8192], "NUM_WARPS": [4, 8, 16]}
 @triton.jit
 def gelu_backward_flat(grad_ptr, x_ptr, dx_ptr, count, BLOCK: tl.constexpr):
     # In 64 bits: more than 2^31 elements fit a large GPU.
-    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = offsets < count
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    offsets = start + tl.arange(0, BLOCK)
+    # A mask whose end is no multiple of 16 elements is loaded element by element: full blocks have
+    # none.
+    if start + BLOCK <= count:
+        _gelu_backward_block(grad_ptr, x_ptr, dx_ptr, offsets, None)
+    else:
+        _gelu_backward_block(grad_ptr, x_ptr, dx_ptr, offsets, offsets < count)
+
+
+@triton.jit
+def _gelu_backward_block(grad_ptr, x_ptr, dx_ptr, offsets, inside):
     grad = tl.load(grad_ptr + offsets, mask=inside).to(tl.float32)
     x = tl.load(x_ptr + offsets, mask=inside).to(tl.float32)
     # gelu(x) = x s, s = sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3); the derivative is
