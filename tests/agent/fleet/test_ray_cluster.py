@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 from doubling_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel
 from evolve_process import command
+from kagent.campaign.record import Campaign
 from kagent.runs.manifest import list_runs
 from kagent.runs.store import read_history
+from kagent.suite.record import ProblemState, read_record
 from kagent_sandbox.data.verdict import Passed
 from kagent_sandbox.process import process_tree
 from kagent_sandbox.process.process_tree import kill_tree
@@ -136,6 +138,16 @@ def wait_until(process, seen):
     raise AssertionError("".join(said) + process.stderr.read())
 
 
+def wait_for_verdicts(folder, count, process, said):
+    """Until the campaign's run has so many."""
+    while process.poll() is None:
+        found = [read_history(r)[1].lineage for r in list_runs(folder / "runs")]
+        if found and len(found[0]) >= count:
+            return
+        time.sleep(0.1)
+    raise AssertionError(said.read_text())
+
+
 def workers():
     """Process ids of judges and of kagent's workers, by what they are."""
     found = {}
@@ -161,23 +173,27 @@ def assert_no_worker_is_left():
     assert not left
 
 
-def test_a_run_survives_its_workers_its_judge_a_node_and_its_agent(cluster, task, tmp_path):
+def test_a_campaign_survives_its_workers_its_judge_a_node_and_its_command(cluster, task, tmp_path):
     cluster.have_judge_nodes(1)
-    runs = tmp_path / "runs"
-    process = start(task, runs, "--budget", 3)
+    folder = tmp_path / "c"
+    words = ["campaign", task, "--lang", "cpp", "--devices", "cpu", "--on", "ray", "--to", folder]
+    words = [sys.executable, "-m", "kagent", *map(str, words)]
+    said = tmp_path / "said"
+    with said.open("wb") as file:
+        process = subprocess.Popen([*words, "--budget", "6"], stdout=file, stderr=file)
     try:
-        wait_until(process, r"^#0 ")
+        wait_for_verdicts(folder, 1, process, said)
         for name in ("ray::BuildWorker", "kagent_sandbox.judge.server", "ray::JudgeWorker"):
             kill(name)
-        wait_until(process, r"^#1 ")
+        wait_for_verdicts(folder, 2, process, said)
         cluster.lose_judge_node()
         cluster.have_judge_nodes(1)
-        wait_until(process, r"^#2 ")
+        wait_for_verdicts(folder, 3, process, said)
     finally:
-        process.kill()
-        process.communicate()
+        process.kill()  # alone: what it has started finds out
+        process.wait()
     assert_no_worker_is_left()
-    (run,) = list_runs(runs)
+    (run,) = list_runs(folder / "runs")
     store, history = read_history(run)
     before = [c.id for c in history.lineage]
     assert before[:3] == [0, 1, 2]
@@ -186,16 +202,25 @@ def test_a_run_survives_its_workers_its_judge_a_node_and_its_agent(cluster, task
     assert all(environment["canaries"].values())
     assert set(environment["places"]) == {"judge", "builder 0"}
 
-    again = start(task, runs, "--resume", "latest")
-    said = again.communicate(timeout=400)
-    assert again.returncode in (0, 3), said
+    # The budget is a smaller one now, so that the next slice is the last one.
+    more = ["--resume", "--budget", "3"]
+    again = subprocess.run([*words, *more], capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again
     history = read_history(run)[1]
     assert history.lineage.counted == 3
     assert [c.id for c in history.lineage] == list(range(len(history.lineage)))
     assert [c.id for c in history.lineage][: len(before)] == before
-    assert history.race is not None
     for candidate in history.lineage:  # nobody is blamed for what was done to the machines
         assert "lost" not in getattr(candidate.verdict, "message", "")
+    campaign = read_record(folder, Campaign)
+    (problem,) = campaign.problems
+    progress = campaign.of(problem)
+    assert (progress.state, progress.reason) == (ProblemState.DONE, "")
+    assert [c.run for c in campaign.runs] == [run.name]
+    assert {r.name for r in list_runs(folder / "runs")} == {run.name, progress.run}
+    store, history = read_history(folder / "runs" / progress.run)
+    assert history.race.winner is not None
+    assert set(store.manifest.environment["places"]) == {"judge", "builder 0"}
     assert_no_worker_is_left()
 
 
