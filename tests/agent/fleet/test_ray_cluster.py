@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -79,9 +80,23 @@ def end(process):
     process.stdout.close()
 
 
+def tls(folder):
+    """Environment in which all requests are encrypted, by a certificate that signs itself."""
+    from ray.util import get_node_ip_address
+
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    addresses = {"127.0.0.1", get_node_ip_address()}
+    names = ",".join(["DNS:localhost", *(f"IP:{a}" for a in sorted(addresses))])
+    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=kagent"]
+    words += ["-addext", f"subjectAltName={names}", "-keyout", str(key), "-out", str(cert)]
+    subprocess.run(words, check=True, capture_output=True)
+    files = {"SERVER_CERT": cert, "SERVER_KEY": key, "CA_CERT": cert}
+    return {"RAY_USE_TLS": "1", **{f"RAY_TLS_{n}": str(p) for n, p in files.items()}}
+
+
 @pytest.fixture(scope="module")
 def cluster(uncompiled, measured_once):
-    """A head with a CPU, which is for a builder. Requests carry a token."""
+    """A head with a CPU, which is for a builder. Requests carry a token, and are encrypted."""
     with (
         pytest.MonkeyPatch.context() as patch,
         tempfile.TemporaryDirectory(prefix="kr") as folder,
@@ -93,6 +108,8 @@ def cluster(uncompiled, measured_once):
         token.write_text("0123456789abcdef" * 4)
         patch.setenv("RAY_AUTH_MODE", "token")
         patch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+        for name, value in tls(Path(folder)).items():
+            patch.setenv(name, value)
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_worker_niceness", "0")
         patch.setenv("PYTHONPATH", str(Path(__file__).with_name("on_nodes")))
@@ -261,3 +278,23 @@ def test_a_wrong_token_is_refused_in_a_line(cluster, task, tmp_path, monkeypatch
     assert process.returncode == 5, err
     assert "no Ray cluster at" in err
     assert "Traceback" not in err
+
+
+def test_the_cluster_speaks_to_holders_of_a_certificate_alone(cluster):
+    host, port = cluster.address.split(":")
+    answers = []
+    for holds in (False, True):
+        context = ssl.create_default_context(cafile=os.environ["RAY_TLS_CA_CERT"])
+        context.set_alpn_protocols(["h2"])
+        if holds:
+            own = [os.environ[f"RAY_TLS_SERVER_{n}"] for n in ("CERT", "KEY")]
+            context.load_cert_chain(*own)
+        with (
+            socket.create_connection((host, int(port)), timeout=30) as plain,
+            context.wrap_socket(plain, server_hostname=host) as channel,
+        ):
+            try:
+                answers.append(channel.recv(9)[3:4])
+            except OSError:  # it hangs up in one way or another
+                answers.append(b"")
+    assert answers == [b"", b"\x04"]  # a gRPC server's first frame has its settings
