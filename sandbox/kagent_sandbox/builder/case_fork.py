@@ -16,7 +16,8 @@ from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.process.channel import Channel
 from kagent_sandbox.process.cpu_clock import cpu_s
 
-COMPILE_GRACE_S = 1.0  # a compile that Python can still interrupt ends itself
+COMPILE_GRACE_S = 1.0  # at most: a compile that Python can still interrupt ends itself
+_COMPILE_GRACE = 0.25  # as a share of a shorter limit
 
 
 @dataclass
@@ -52,7 +53,8 @@ class RunningFork:
     def left_s(self, compile_limit_s: float) -> float:
         """Seconds to its limit: of CPU time for a compile, of wall time for host code."""
         if self.compiling:
-            return compile_limit_s + COMPILE_GRACE_S - (self.cpu_s() - self.cpu_before_s)
+            grace_s = min(COMPILE_GRACE_S, _COMPILE_GRACE * compile_limit_s)
+            return compile_limit_s + grace_s - (self.cpu_s() - self.cpu_before_s)
         return self.since + self.host_left_s - time.monotonic()
 
     def goes_on(self, cases: Sequence[BuildCase], host_left_s: float) -> None:

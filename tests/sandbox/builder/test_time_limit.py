@@ -36,13 +36,16 @@ def burn():
 def test_a_compiler_of_its_own_process_is_ended_and_the_kernel_is_named():
     """In a fresh process, whose own clock stands near 0 as a builder's does."""
     code = (
-        "import subprocess, sys\n"
+        "import atexit, resource, subprocess, sys\n"
+        "used = lambda: resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime\n"
+        "atexit.register(lambda: print(used()))\n"
         "from kagent_sandbox.builder.compile.time_limit import compile_limit\n"
         "with compile_limit('rows', 1.0):\n"
         f"    subprocess.run([sys.executable, '-c', {BURN!r}], check=True)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "kernel rows took longer than 1 s of CPU time" in done.stderr
+    assert float(done.stdout) < 1.5  # whatever this process itself has used
 
 
 def test_a_compiler_that_wraps_the_end_of_its_time_has_run_out_of_it(monkeypatch):

@@ -29,7 +29,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from kagent_sandbox.builder.compile import remarks
-from kagent_sandbox.builder.compile.time_limit import compile_limit
+from kagent_sandbox.builder.compile.time_limit import compile_limit, too_slow
 from kagent_sandbox.builder.policy import BuildRejected
 from kagent_sandbox.process.channel import Channel, ChannelError
 
@@ -150,10 +150,16 @@ def _compile(kernels: Mapping[str, Any], text: str, limit_s: float | None) -> No
     active: Any = driver.active
     compiler: Any = triton.compile
     lock = Path(tempfile.gettempdir()) / f"{hashlib.sha256(text.encode()).hexdigest()}.lock"
-    with lock.open("w") as file:
+    with lock.open("a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # another lane may be at it: then it is in the cache
-        with compile_limit(name, limit_s):
-            compiler(source, target=active.get_current_target(), options=options)
+        if os.fstat(file.fileno()).st_size:  # or took too long there
+            raise too_slow(name, limit_s or 0.0)
+        try:
+            with compile_limit(name, limit_s):
+                compiler(source, target=active.get_current_target(), options=options)
+        except BuildRejected:
+            file.write("too slow")
+            raise
 
 
 def end_group(pid: int) -> int:

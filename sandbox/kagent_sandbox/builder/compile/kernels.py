@@ -5,19 +5,23 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import importlib
+import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
 
 from kagent_sandbox.builder.binary.inspect import kernel_info
 from kagent_sandbox.builder.compile.time_limit import compile_limit
+from kagent_sandbox.builder.policy import BuildRejected
 from kagent_sandbox.data.language import language
 from kagent_sandbox.data.plan import KernelInfo
 from kagent_sandbox.data.target import parse_target
+from kagent_sandbox.data.verdict import Stage, Status
 from kagent_sandbox.runtime.arguments import Parameter
+from kagent_sandbox.runtime.errors import CompileError
 from kagent_sandbox.runtime.launches import Launching
 from kagent_sandbox.runtime.source import Source
 
@@ -65,13 +69,51 @@ def compiled(source: Source, target: str, limit_s: float | None = None) -> Compi
         stored = cache_folder / f"{key}.bin" if cache_folder else None
         found = _stored(stored)
         if found is None:
-            with compile_limit(source.name, limit_s), _alone(stored):
+            with compile_limit(source.name, limit_s) as told, _alone(stored):
                 found = _stored(stored)  # by a fork that was traced at the same time
                 if found is None:
-                    found = _compiler(source).compile_source(source, target)
-                    _store(stored, *found)
+                    found = _compile_once(source, target, stored, told)
         _done[key] = _describe(source, *found)
     return _done[key]
+
+
+def _compile_once(
+    source: Source, target: str, stored: Path | None, told: Callable[[Exception], Exception]
+) -> tuple[bytes, str]:
+    """Compile, unless a fork did that was refused: it would be again, maybe after its whole limit.
+    One that lacked memory may be luckier in another.
+
+    `told` says what an exception becomes further up.
+    """
+    refused = stored.with_suffix(".refused") if stored else None
+    if refused is not None and refused.is_file():
+        raise _parsed(refused.read_text())
+    try:
+        found = _compiler(source).compile_source(source, target)
+    except (CompileError, BuildRejected) as error:
+        last = told(error)
+        lacked = isinstance(last, CompileError) and last.over_limit
+        if refused is not None and not lacked:
+            refused.write_text(_as_text(last))
+        raise
+    _store(stored, *found)
+    return found
+
+
+def _as_text(error: Exception) -> str:
+    if isinstance(error, BuildRejected):
+        return json.dumps({"stage": error.stage, "status": error.status, "text": error.message})
+    assert isinstance(error, CompileError)
+    return json.dumps({"kernel": error.kernel, "text": str(error)})
+
+
+def _parsed(text: str) -> Exception:
+    said = json.loads(text)
+    if "kernel" not in said:
+        return BuildRejected(Stage(said["stage"]), Status(said["status"]), said["text"])
+    error = CompileError(said["kernel"], "")
+    error.args = (said["text"],)
+    return error
 
 
 @contextlib.contextmanager
