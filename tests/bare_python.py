@@ -12,11 +12,15 @@ import subprocess
 import tempfile
 
 _SERVER = r"""
-import atexit, importlib, json, os, runpy, sys, threading, traceback
+import atexit, gc, importlib, json, os, runpy, sys, threading, traceback
+
+gc.disable()
 import torch
 
 assert len(os.listdir("/proc/self/task")) == 1, "a process with threads cannot be forked"
 path = [p for p in sys.path if p]
+gc.freeze()  # no collection of a fork's walks, and copies, all of torch
+gc.enable()
 
 
 def begin(order):

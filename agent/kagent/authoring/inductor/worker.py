@@ -5,6 +5,7 @@ process of its own, since Inductor and the H100 that it is shown change torch as
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import sys
 import warnings
@@ -29,6 +30,8 @@ def write(task: Task, kind: Kind) -> str:
     from kagent.authoring.inductor.cpp import CppFile
     from kagent.authoring.inductor.triton import TritonFile
 
+    gc.freeze()  # what was imported stays
+    gc.enable()
     config.compile_threads = 1  # nothing is compiled: torch would start a pool of processes
     if kind == "gpu":
         fake_gpu.install()
@@ -70,6 +73,7 @@ def _docstring(task: Task, kind: Kind) -> str:
 
 def main() -> None:
     """Answer one request: {"parent": process id, "task": folder, "kind": "gpu" or "cpu"}."""
+    gc.disable()  # importing torch would collect often, and find next to nothing
     request = json.load(sys.stdin)
     end_with_parent(request["parent"])
     warnings.simplefilter("ignore")
