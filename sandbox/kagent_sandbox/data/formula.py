@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import math
 import operator
@@ -30,6 +31,7 @@ def _power(base: float, exponent: float) -> float:
 Value: TypeAlias = int | float | bool | str | tuple[int | float, ...]
 """A name's value: a number, a flag, a text, or a list of numbers."""
 MOST_NUMBERS = 1 << 16  # of a list
+_NUMBERS = frozenset({int, float, bool})
 
 _BINARY: Mapping[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
@@ -153,4 +155,79 @@ def _read(formula: str) -> Callable[[Names], Any]:
 
         return value
 
-    return read(parse_expression(formula))
+    tree = parse_expression(formula)
+    exact = read(tree)
+    quick = _on_numbers(tree)
+    if quick is None:
+        return exact
+    used = tuple({n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} - _CALLS.keys())
+
+    def value(names: Names) -> Any:
+        for name in used:
+            if type(names.get(name)) not in _NUMBERS:  # a list, a text, or nothing
+                return exact(names)
+        try:
+            return quick(names)
+        except TypeError:  # its text names functions
+            return exact(names)
+
+    return value
+
+
+def _on_numbers(tree: ast.expr) -> Callable[[Names], Any] | None:
+    """A formula that can be read, as Python's own code; where all names are numbers it has the same
+    value, in a third of the time. None where it holds a text, or is too deep for the compiler.
+    """
+    try:
+        body = _OnNumbers().visit(copy.deepcopy(tree))
+        given = ast.arguments(
+            posonlyargs=[], args=[ast.arg("names")], kwonlyargs=[], kw_defaults=[], defaults=[]
+        )
+        whole = ast.fix_missing_locations(ast.Expression(ast.Lambda(given, body)))
+        code = compile(whole, "formula", "eval")
+    except (_HoldsTextError, ValueError, RecursionError, MemoryError, SyntaxError):
+        return None
+    scope = {**_CALLS, "cdiv": lambda a, b: -(-a // b), "_power": _power, "_bool": bool}
+    # of nodes that `_read` knows, and nothing else
+    found: Callable[[Names], Any] = eval(code, {"__builtins__": {}, **scope})  # noqa: S307
+    return found
+
+
+class _HoldsTextError(Exception):
+    """A text in a formula: arithmetic would repeat it, or put two together."""
+
+
+class _OnNumbers(ast.NodeTransformer):
+    """Rewrites a formula for `_on_numbers`."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Subscript(ast.Name("names", ast.Load()), ast.Constant(node.id), ast.Load())
+
+    def visit_Constant(self, node: ast.Constant) -> ast.expr:
+        if isinstance(node.value, str):
+            raise _HoldsTextError
+        return node
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        self.generic_visit(node)
+        if isinstance(node.op, ast.Pow):
+            return _call("_power", [node.left, node.right])
+        return node
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+        self.generic_visit(node)
+        if isinstance(node.op, ast.USub):
+            return ast.BinOp(ast.Constant(0), ast.Sub(), node.operand)
+        return node
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
+        self.generic_visit(node)
+        return _call("_bool", [node])
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        assert isinstance(node.func, ast.Name)
+        return _call(node.func.id, [self.visit(a) for a in node.args])
+
+
+def _call(name: str, arguments: list[ast.expr]) -> ast.Call:
+    return ast.Call(ast.Name(name, ast.Load()), arguments, [])

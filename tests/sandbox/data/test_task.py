@@ -1,5 +1,6 @@
 """Reading task folders: every bad one ends in one line that names the file and the key."""
 
+import itertools
 import math
 import random
 import re
@@ -8,6 +9,7 @@ import pytest
 from handmade_candidates import TASK, write_task
 from hypothesis import given
 from hypothesis import strategies as st
+from kagent_sandbox.data import formula
 from kagent_sandbox.data.build_case import build_case
 from kagent_sandbox.data.formula import evaluate
 from kagent_sandbox.data.generator import Generator, draw_fields
@@ -108,6 +110,43 @@ def test_any_mutation_is_loaded_or_refused_in_one_line(folder, data):
         message = str(e)
     assert message.startswith(str(folder) if message else "")
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2 * M * N + 4 * M",
+        "cdiv(M, 16) * max(N, 3) - min(2, M)",
+        "-M + 0.0",
+        "M ** N",
+        "M ** -0.5",
+        "M % N // 3",
+        "M if N > 3 else N / 0",
+        "M and N",
+        "M == 3 or not N",
+        "(M < N) * 5",
+        "sum(M)",
+        "cdiv(M)",
+        "M * 'a'",
+        "Q + 1 if M else 2",
+    ],
+)
+def test_formulas_are_the_same_compiled_and_read(text, monkeypatch):
+    def values():
+        formula._read.cache_clear()
+        for m, n in itertools.product(
+            (0, 3, 2.5, -1, True, (1, 2), "x", 1 << 70, math.inf), repeat=2
+        ):
+            try:
+                found = evaluate(text, {"M": m, "N": n})
+                yield type(found), found
+            except ValueError as e:
+                yield str(e)
+
+    compiled = list(values())
+    monkeypatch.setattr(formula, "_on_numbers", lambda _: None)
+    assert list(values()) == compiled
+    formula._read.cache_clear()
 
 
 def test_formulas_compare():
