@@ -212,15 +212,15 @@ def _size(
     low, high = sizes.min, sizes.max
     if cost is not None:
         rest = range(low, high + 1)
+        dims = dict(least)
 
-        def with_least(size: int) -> float:
-            return evaluate(cost, {**least, name: size})
+        def costs(size: int) -> float:
+            dims[name] = size
+            return evaluate(cost, dims)
 
-        def with_most(size: int) -> float:
-            return evaluate(cost, {**most, name: size})
-
-        high = rest[max(bisect.bisect_right(rest, limits[1], key=with_least) - 1, 0)]
-        low = rest[min(bisect.bisect_left(rest, limits[0], key=with_most), len(rest) - 1)]
+        high = rest[max(bisect.bisect_right(rest, limits[1], key=costs) - 1, 0)]
+        dims.update(most)
+        low = rest[min(bisect.bisect_left(rest, limits[0], key=costs), len(rest) - 1)]
         low = min(low, high)
     found = sizes.nearest(low * ((high + 1) / low) ** position, high)
     return sizes.min if found is None else found

@@ -16,8 +16,10 @@ the shapes in it meet the constraints. Of a window that they cut, a neighbour ho
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
+import operator
 import random
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -126,9 +128,9 @@ def _look(
     for dtype, sizes in sorted(by_dtype.items()):
         region = _Region(task, dtype, ranged, sizes, others)
         for position, dim in enumerate(ranged):
-            points = [(s[position], math.prod(s)) for s in sizes]
+            points = sorted((s[position], math.prod(s)) for s in sizes)
             windows = list(_windows(dtype, dim, position, sizes))
-            empty = [w for w in windows if not any(w.holds(*p) for p in points)]
+            empty = [w for w in windows if not _any_in(w, points)]
             for window in empty:
                 if window not in served:
                     served[window] = not task.constraints or region.serves(window)
@@ -136,6 +138,17 @@ def _look(
             if empty := [w for w in empty if served[w]]:
                 found.append(empty)
     return count, found
+
+
+def _any_in(window: Window, points: Sequence[tuple[int, int]]) -> bool:
+    """Whether a window holds one of some points (size, product), in the order of their sizes."""
+    at = bisect.bisect_left(points, window.least, key=operator.itemgetter(0))
+    for size, product in itertools.islice(points, at, None):
+        if size > WINDOW * window.least:
+            return False
+        if window.holds(size, product):
+            return True
+    return False
 
 
 class _Region:
