@@ -11,7 +11,8 @@ judges    One run with a scripted model, judged on N GPUs, for each N of `--devi
           the largest N, the final race on two of them.
 campaign  A campaign over `--tasks` on N GPUs, in slices, each in a process that starts a judge.
 
-Each search ends after `--search-s`. The table at the end has, for each N, replies and evaluations
+Each search ends after `--search-s`; that of one run has a minute more, for the start of its judges.
+The table at the end has, for each N, replies and evaluations
 an hour; the share of the rate of N single GPUs that this is; and what `fleet_simulation.py` makes
 of N GPUs if replies become what they became on one. Of a campaign it has two rates: while it
 searches, and with the starts of judges. N that the machine lacks are left out.
@@ -79,6 +80,7 @@ ROWS = {"gpu": 8000, "cpu": 1000}  # of the planted kernels
 # Calls of the model at once, for each device. On the CPU nothing is timed while others are built.
 IN_FLIGHT = {"gpu": 12, "cpu": 2}
 MOST_IN_FLIGHT = 64  # of a run
+STARTS_S = 60.0  # that judges may take to start where nothing of torch is in memory yet
 MORE_THAN_ENOUGH = 4000  # evaluations a GPU: time ends a search
 LOOK_AT = (3, 20)  # evaluations after which it is asked which GPUs the judges' processes see
 Tell = Callable[[str], None]
@@ -504,7 +506,7 @@ def one_run(options: argparse.Namespace, judges: int, race: bool, tell: Tell) ->
             tune=1,
             memory=False,
             early_stop=False,
-            max_time=options.search_s,
+            max_time=STARTS_S + options.search_s,
             race_time=1.0,
         )
         began = time.monotonic()
