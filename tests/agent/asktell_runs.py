@@ -32,7 +32,7 @@ def opener(facts=FACTS, **parts):
     """What stands for `session.open_machine`."""
 
     @contextlib.contextmanager
-    def open_toy(task, kind, config, secret, say=None, accept=None):
+    def open_toy(task, kind, config, secret, say=None, accept=None, judges=1):
         made = {"device": facts.name, "key": facts.key, "facts": to_json(facts)}
         if accept is not None:
             accept(made, facts)

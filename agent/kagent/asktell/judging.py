@@ -104,6 +104,7 @@ def open_bench(
     config: Config,
     say: Callable[[str], None],
     continues: Path | None = None,
+    judges: int = 1,
 ) -> Iterator[Bench]:
     """Builder and judge for a run. Baselines are measured once, however many sessions follow.
 
@@ -113,6 +114,7 @@ def open_bench(
         config: Jobs and isolation.
         say: Is told what is being done, and who has the device while it is waited for.
         continues: Folder of the run that is continued; None for what measures everything anew.
+        judges: How many; a second one repeats the final race.
 
     Raises:
         RunError: The run to continue belongs to another device; nothing was measured.
@@ -124,7 +126,8 @@ def open_bench(
         if continues is not None:
             same_machine(manifest, environment, facts, continues)
 
-    opened = open_machine(task, manifest.kind, config, secrets.randbits(62), say, accept)
+    secret = secrets.randbits(62)
+    opened = open_machine(task, manifest.kind, config, secret, say, accept, judges)
     with opened as (machine, facts, environment):
         found: list[Mapping[str, object]] = []
 
@@ -193,7 +196,7 @@ def judge_all(
     Args:
         store: The run, open for writing.
         task: Its task.
-        config: Jobs, isolation and budget.
+        config: Jobs, isolation, budget and, for the race, judges.
         observe: Receives every event.
         deadline_s: Time on `time.monotonic` at which work in progress is abandoned.
         race: Whether the finalists race on hidden cases at the end.
@@ -208,7 +211,8 @@ def judge_all(
         return JudgeResult(store.folder, None, history, ())
     observe(PhaseBegan(Phase.START))
     say = progress_to(observe)
-    with open_bench(task, store.manifest, config, say, store.folder) as bench:
+    judges = config.judges if race else 1
+    with open_bench(task, store.manifest, config, say, store.folder, judges) as bench:
         budget = config.budget
         judged = judge(store, task, bench, observe, budget, deadline_s=deadline_s, race=race)
     if config.memory:

@@ -72,17 +72,21 @@ class CampaignRunner:
             RunError: The campaign's folder cannot be written.
         """
         pools = {d: ThreadPoolExecutor(room, d) for d, room in self._room.items()}
+        races = {
+            d: ThreadPoolExecutor(room // self._race_judges(d), f"race on {d}")
+            for d, room in self._room.items()
+        }
         try:
             self._spend(pools)
             left = [p for p in self.campaign.problems if not self.campaign.of(p).finished]
-            _finish([pools[self._device(p)].submit(self._race, p) for p in left])
+            _finish([races[self._device(p)].submit(self._race, p) for p in left])
         except BaseException:
             self._workers.stop(partial(self.say, ""))
             raise
         finally:
-            for pool in pools.values():
+            for pool in (*pools.values(), *races.values()):
                 pool.shutdown(wait=False, cancel_futures=True)
-            for pool in pools.values():
+            for pool in (*pools.values(), *races.values()):
                 pool.shutdown()
 
     @property
@@ -94,6 +98,10 @@ class CampaignRunner:
     @property
     def _room(self) -> dict[str, int]:
         return {d: self.places.get(d, 1) for d in self.campaign.devices}
+
+    def _race_judges(self, device: str) -> int:
+        """Judges of a final race: a second one repeats it, if there are two such devices."""
+        return min(2, self._room[device])
 
     def _device(self, problem: Problem) -> str:
         """The device that a problem's finalists race on."""
@@ -238,7 +246,8 @@ class CampaignRunner:
         store, _ = read_history(self.folder / RUNS / read[0][0])
         target = store.manifest.target
         begun = self.campaign.of(problem).run
-        answer = self._ask(runs[0], {"seed": 0}, begun, finalists, target, tell)
+        limits = {"seed": 0, "judges": self._race_judges(self._device(problem))}
+        answer = self._ask(runs[0], limits, begun, finalists, target, tell)
         self.say(problem.name, "")
         seconds = before + time.monotonic() - began
         self._keep(lambda c: c.noted(problem, seconds=seconds))

@@ -12,6 +12,7 @@ from kagent_sandbox.confine.policy import ask_for
 from kagent_sandbox.data.kind import kind_of_target
 from kagent_sandbox.data.records import from_json
 from kagent_sandbox.data.task import Task
+from kagent_sandbox.errors import MachineError, UserError
 
 from kagent.asktell.judging import judge_all
 from kagent.campaign.exchange import Migrant, accept
@@ -94,7 +95,14 @@ def _race(
             tell({"run": store.folder.name})
             resume = store.folder
     with RunStore.open(resume) as store:
-        judged = judge_all(store, task, config, observe, race=True)
+        try:
+            judged = judge_all(store, task, config, observe, race=True)
+        except (MachineError, UserError):
+            if config.judges == 1:
+                raise
+            # Others may have the second device, or it has left. It would decide nothing.
+            one = config.model_copy(update={"judges": 1})
+            judged = judge_all(store, task, one, observe, race=True)
     return (judged.stop or Stop.ANSWERED).value
 
 

@@ -237,9 +237,11 @@ class Evolution:
         return draft is not None
 
     async def _admit(self) -> None:
-        """Let further judges take part, once there are seeds to compare their devices by."""
+        """Let further judges take part, once there are seeds to compare their devices by; where
+        the run has none, finalists.
+        """
         seeds = [c for c in self.lineage.passed() if c.proposal.operator is Operator.SEED]
-        await self._evaluator.admit(seeds)
+        await self._evaluator.admit(seeds or choose_finalists(self.lineage))
 
     def _ask(self) -> None:
         if self._search_from is None:
@@ -320,6 +322,7 @@ class Evolution:
                 contenders.append(contender(candidate, built))
         for each in contenders:
             self._observe(Working(int(each.id), Step.MEASURE))
+        await self._admit()  # who did not take part in a search repeats the race
         race = await self._evaluator.race(contenders) if contenders else Race((), {})
         repeats = await self._evaluator.race_again(contenders) if contenders else ()
         race = replace(race, failed={**race.failed, **failed})

@@ -24,6 +24,7 @@ from kagent.suite.worker import answer_to
 from kagent.suite.workers import Workers
 from kagent_sandbox.data.device import DeviceFacts
 from kagent_sandbox.data.records import to_json
+from kagent_sandbox.errors import MachineError
 from simulated_landscape import toy_source, toy_task
 from simulated_machine import FakeJudge, machine
 
@@ -62,12 +63,14 @@ class Cluster:
         opened: Types of the devices of machines that were opened.
         most: Judges of each type that were there at once.
         killed_at: Number of the machine whose start is the end of the command.
+        free: Devices of each type that a run may have.
     """
 
     def __init__(self):
         self.opened = []
         self.most = Counter()
         self.killed_at = None
+        self.free = dict(PLACES)
         self._there = Counter()
         self._turn = threading.Lock()
 
@@ -79,6 +82,8 @@ class Cluster:
             self.opened.append(name)
             if len(self.opened) == self.killed_at:
                 raise Killed
+            if judges > self.free[name]:
+                raise MachineError("a judge has not started on the Ray cluster within 300 s")
             self._there[name] += judges
             self.most[name] = max(self.most[name], self._there[name])
         facts = DeviceFacts(kind, name, TARGETS[name], f"{name} key", 1 << 30, 1 << 20, 1, 0.0)
@@ -178,8 +183,23 @@ def test_unlike_devices_search_apart_give_each_other_kernels_and_race_each_on_it
         assert store.manifest.target == TARGETS[runs[0].device]
         assert store.manifest.environment["device"] == runs[0].device
         assert history.race.winner is not None
+        units = ["unit 1"] if PLACES[runs[0].device] > 1 else []  # a second device, if there is one
+        assert [r.unit for r in history.race.repeats] == units
         texts = {c.proposal.source for r in runs for c in after[r.name].lineage}
         assert {c.proposal.source for c in history.lineage} <= texts
+
+
+def test_a_race_without_a_second_device_is_not_repeated(cluster, tasks, tmp_path):
+    """Others of the cluster may have it."""
+    cluster.free["H100"] = 1
+    made = runner(tmp_path, began(tasks[:1], budget=12))
+    made.run()
+    (problem,) = [p for p in made.campaign.problems if made.campaign.runs_of(p)[0].device == "H100"]
+    progress = made.campaign.of(problem)
+    assert (progress.state, progress.reason) == (ProblemState.DONE, "")
+    race = read_history(tmp_path / "runs" / progress.run)[1].race
+    assert race.winner is not None
+    assert race.repeats == ()
 
 
 def test_a_campaign_that_is_killed_goes_on_on_all_its_devices(cluster, tasks, tmp_path):
