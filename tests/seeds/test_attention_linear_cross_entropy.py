@@ -1,5 +1,6 @@
 """attention and linear_cross_entropy: their tasks hold together, and their seeds compute them."""
 
+import functools
 import math
 import re
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cuda_on_cpu import CudaOnCpu
+from kagent.text import loop_lines
 from kagent_sandbox.data.build import BuildRequest, Built
 from kagent_sandbox.data.build_case import build_case
 from kagent_sandbox.data.case import Case
@@ -346,25 +348,44 @@ ODD_AND_LARGE = {
 }
 
 
+def odd_and_large(task):
+    by_name = {c.name: c for c in (*task.gpu.check, *task.gpu.bench)}
+    return [by_name[name] for name in ODD_AND_LARGE[task.name]]
+
+
+@pytest.fixture(scope="module")
+def gpu_build(builder):
+    """Builds a seed for a target, once; Gluon's with their loops."""
+
+    @functools.cache
+    def build(file, target):
+        task = load_task(file.parent)
+        given = tuple(build_case(task, c) for c in odd_and_large(task))
+        loops = file.stem.startswith("gluon_")
+        built = builder.build(
+            BuildRequest(file.read_text(), task.entry, target, given, task.allow, loops=loops)
+        )
+        assert isinstance(built, Built), built
+        return built
+
+    return build
+
+
 @pytest.mark.parametrize(
     ("file", "target"),
     [(f, "sm_90a") for f in GPU] + [(f, "sm_80") for f in GPU if f.stem.startswith("cuda_")],
     ids=lambda v: v if isinstance(v, str) else name_of(v),
 )
-def test_gpu_seed_builds(builder, file, target):
+def test_gpu_seed_builds(gpu_build, file, target):
     task = load_task(file.parent)
-    by_name = {c.name: c for c in (*task.gpu.check, *task.gpu.bench)}
-    cases = [by_name[name] for name in ODD_AND_LARGE[task.name]]
-    given = tuple(build_case(task, c) for c in cases)
-    built = builder.build(BuildRequest(file.read_text(), task.entry, target, given, task.allow))
-    assert isinstance(built, Built), built
-
-    case = cases[-1]
+    built = gpu_build(file, target)
+    case = odd_and_large(task)[-1]
     plan = built.plans[0, case.name]
     if target == "sm_90a":
         assert all(kernel.spill_bytes == 0 for kernel in plan.kernels)
     results = sum(
-        math.prod(r.shape) * (4 if r.dtype == "float32" else 2) for r in given[-1].results
+        math.prod(r.shape) * (4 if r.dtype == "float32" else 2)
+        for r in build_case(task, case).results
     )
     scratch = plan.peak_bytes - results
     if task.name == "attention":
@@ -373,3 +394,17 @@ def test_gpu_seed_builds(builder, file, target):
     else:
         logits = 2 * case.dims["T"] * case.dims["V"]
         assert scratch < logits / 3.5
+
+
+def test_main_loops_come_first_where_warps_wait_for_others(gpu_build):
+    """A Gluon kernel with a warp group for loads: each of its binaries has a loop of products."""
+    built = gpu_build(SEEDS / "attention" / "gluon_hopper.py", "sm_90a")
+    binaries = {x.binary for x in built.loops}
+    assert len(binaries) == 2
+    first = built.loops[:2]
+    assert {x.binary for x in first} == binaries
+    assert all(x.counts["HGMMA"] and x.counts["MUFU"] for x in first)
+    lines = loop_lines(built.loops)
+    assert all(
+        f"_attention {x.binary[:8]} at" in line for x, line in zip(first, lines, strict=False)
+    )

@@ -1,5 +1,6 @@
 """gelu, softmax and cross_entropy: their tasks hold together, and their seeds compute them."""
 
+import functools
 import json
 import math
 import os
@@ -11,6 +12,7 @@ import pytest
 import torch
 from kagent_sandbox.data.build import BuildRequest, Built
 from kagent_sandbox.data.build_case import build_case
+from kagent_sandbox.data.compiled import MOST_LOOPS_OF_ALL, loop_text
 from kagent_sandbox.data.task import draw_hidden, load_task
 from seed_cases import SEEDS, Contracts, arguments, as_tuple, import_seed, name_of, worst_share
 
@@ -176,16 +178,36 @@ def test_triton_seeds_compute_their_task_in_the_interpreter():
     assert max(shares.values()) <= 1, shares
 
 
+def widest_of(task):
+    return max(task.gpu.bench, key=lambda c: (c.dims["N"], c.dims["M"]))
+
+
+LOOPS = (SEEDS / "softmax" / "triton_online.py", SEEDS / "cross_entropy" / "cuda_cluster.py")
+
+
+@pytest.fixture(scope="module")
+def gpu_build(builder):
+    """Builds a seed for a target, once; those of `LOOPS` with their loops."""
+
+    @functools.cache
+    def build(file, target):
+        task = load_task(file.parent)
+        odd = next(c for c in task.gpu.check if c.dims["N"] == 1021)
+        cases = tuple(build_case(task, c) for c in (widest_of(task), odd))
+        loops = target == "sm_90a" and file in LOOPS
+        request = BuildRequest(file.read_text(), task.entry, target, cases, loops=loops)
+        built = builder.build(request)
+        assert isinstance(built, Built), built
+        return built
+
+    return build
+
+
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("file", CUDA, ids=name_of)
-def test_cuda_seed_builds_without_spills(builder, file, target):
-    task = load_task(file.parent)
-    widest = max(task.gpu.bench, key=lambda c: (c.dims["N"], c.dims["M"]))
-    odd = next(c for c in task.gpu.check if c.dims["N"] == 1021)
-    cases = tuple(build_case(task, c) for c in (widest, odd))
-    built = builder.build(BuildRequest(file.read_text(), task.entry, target, cases))
-    assert isinstance(built, Built), built
-
+def test_cuda_seed_builds_without_spills(gpu_build, file, target):
+    widest = widest_of(load_task(file.parent))
+    built = gpu_build(file, target)
     plan = built.plans[0, widest.name]
     assert all(kernel.spill_bytes == 0 for kernel in plan.kernels)
     clusters = [launch.cluster for launch in plan.launches if launch.cluster]
@@ -193,3 +215,15 @@ def test_cuda_seed_builds_without_spills(builder, file, target):
     hopper = {"cuda_cluster": 8, "cuda_packed": 4, "cuda_streamed": 2}
     blocks = hopper.get(file.stem) if target == "sm_90a" else None
     assert clusters == ([(blocks, 1, 1)] if blocks else [])
+
+
+@pytest.mark.parametrize("file", LOOPS, ids=name_of)
+def test_a_seed_has_loops_that_load_and_exponentiate(file, gpu_build):
+    built = gpu_build(file, "sm_90a")
+    assert 0 < len(built.loops) <= MOST_LOOPS_OF_ALL
+    kinds = {kind for loop in built.loops for kind in loop.counts}
+    assert "MUFU" in kinds
+    assert any(kind.startswith("LDG ") for kind in kinds)
+    for loop in built.loops:
+        assert sum(loop.counts.values()) <= loop.instructions
+        assert "clocks for a warp on each scheduler" in loop_text(loop)
