@@ -39,8 +39,9 @@ RAY = Path(sys.executable).with_name("ray")
 class Cluster:
     """Nodes of a Ray cluster, each with its processes below one of this process's."""
 
-    def __init__(self, port):
+    def __init__(self, port, client_port):
         self.address = f"127.0.0.1:{port}"
+        self.client_address = f"ray://127.0.0.1:{client_port}"
         self.nodes = []
         self.judge_nodes = []
 
@@ -101,9 +102,11 @@ def cluster(uncompiled, measured_once):
         pytest.MonkeyPatch.context() as patch,
         tempfile.TemporaryDirectory(prefix="kr") as folder,
         socket.create_server(("127.0.0.1", 0)) as free,
+        socket.create_server(("127.0.0.1", 0)) as free_too,
     ):
-        port = free.getsockname()[1]
+        port, client_port = (s.getsockname()[1] for s in (free, free_too))
         free.close()
+        free_too.close()
         token = Path(folder) / "token"
         token.write_text("0123456789abcdef" * 4)
         patch.setenv("RAY_AUTH_MODE", "token")
@@ -115,10 +118,11 @@ def cluster(uncompiled, measured_once):
         patch.setenv("PYTHONPATH", str(Path(__file__).with_name("on_nodes")))
         patch.setenv("RAY_health_check_period_ms", "500")  # a lost node is missed after 5 of them
         patch.setenv("RAY_prestart_worker_first_driver", "0")  # kagent's actors have their own
-        made = Cluster(port)
+        made = Cluster(port, client_port)
         try:
             alone = ["--include-dashboard", "false", "--no-monitor", "--temp-dir", folder]
             # Builders leave the CPUs of other nodes to judges that are started again.
+            alone += ["--ray-client-server-port", client_port]
             made.add(1, "--head", "--port", port, "--labels", "kagent-role=builder", *alone)
             patch.setenv("RAY_ADDRESS", made.address)
             yield made
@@ -161,7 +165,7 @@ def wait_for_verdicts(folder, count, process, said):
         found = [read_history(r)[1].lineage for r in list_runs(folder / "runs")]
         if found and len(found[0]) >= count:
             return
-        time.sleep(0.1)
+        time.sleep(0.3)
     raise AssertionError(said.read_text())
 
 
@@ -179,7 +183,7 @@ def workers():
 def kill(name):
     deadline = time.monotonic() + 120.0
     while name not in (found := workers()) and time.monotonic() < deadline:
-        time.sleep(0.05)
+        time.sleep(0.2)
     os.kill(found[name], signal.SIGKILL)
 
 
@@ -243,10 +247,11 @@ def test_a_campaign_survives_its_workers_its_judge_a_node_and_its_command(cluste
 
 def test_two_judges_share_a_run_and_one_of_them_may_be_lost(cluster, task, tmp_path):
     """All nodes are on one host, so their judges take turns. Either may be lost, also the first:
-    the third node is for it.
+    the third node is for it. The agent is no part of the cluster here.
     """
     cluster.have_judge_nodes(3)
-    process = start(task, tmp_path / "runs", "--budget", 3, "--judges", 2)
+    where = ["--on", cluster.client_address]
+    process = start(task, tmp_path / "runs", "--budget", 3, "--judges", 2, *where)
     try:
         wait_until(process, r"judges, too|does not judge")
         cluster.lose_judge_node()
