@@ -5,6 +5,8 @@ import types
 
 import pytest
 from kagent_sandbox.builder.compile import fork as compile_fork
+from kagent_sandbox.builder.compile.time_limit import too_slow
+from kagent_sandbox.builder.policy import BuildRejected
 
 SOURCE = """
 import triton
@@ -76,3 +78,22 @@ def test_a_kernel_is_compiled_as_one_of_its_own_language(module, monkeypatch, na
     asked = (name, known[name].cache_key, {"x": "i32"}, {}, {}, {})
     compile_fork._compile(known, repr(asked), None)
     assert [(s.language.name, s.fn) for s in sources] == [(language, known[name])]
+
+
+def test_what_took_too_long_in_one_fork_is_not_compiled_by_another(module, monkeypatch, tmp_path):
+    known = compile_fork.module_kernels(module)
+    compiles = []
+
+    def compile_(*_, **__):
+        compiles.append(1)
+        raise too_slow("plain", 20.0)
+
+    monkeypatch.setattr(compile_fork.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(compile_fork.triton, "compile", compile_)
+    active = types.SimpleNamespace(get_current_target=lambda: None)
+    monkeypatch.setattr(compile_fork.driver, "_active", active)
+    asked = repr(("plain", known["plain"].cache_key, {"x": "i32"}, {}, {}, {}))
+    for _ in range(2):
+        with pytest.raises(BuildRejected, match="kernel plain took longer than 20 s"):
+            compile_fork._compile(known, asked, 20.0)
+    assert len(compiles) == 1

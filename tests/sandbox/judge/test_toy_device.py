@@ -110,7 +110,7 @@ def test_a_toy_device_refuses_what_is_wrong(judge, task, statement, status):
     assert verdict.status is status
 
 
-def test_a_toy_device_is_opened_by_name_in_a_judge_s_process(folder, task):
+def test_a_toy_device_is_opened_by_name_in_a_judge_s_process(folder, task, warm_judges):
     good = built(task, SEED, GOOD, race=True)
     with JudgeClient(folder, "toy", SEED) as client:
         assert client.facts.key == "a toy 1"  # its process has the environment that it wants
