@@ -10,7 +10,7 @@ from kagent_sandbox.device.cuda.baselines import ready
 from kagent_sandbox.device.cuda.timing import Clock
 
 VERSION = 2
-"""Of what is measured: part of the cache's key."""
+"""Version of what is measured: part of the cache's key."""
 _BYTES = 1 << 29  # of one tensor; large enough that the start and the end do not count
 _PRODUCT = 8192  # rows and columns; 2·8192³ = 1.1 TFLOP
 _SAMPLES = 20
