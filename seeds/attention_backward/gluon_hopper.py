@@ -47,12 +47,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-STAGES = 2  # tiles of queries and of gradients in flight, a power of two
+STAGES = 2  # tiles of queries and of gradients in flight, a power of two: 4 do not fit at D = 128
 ROWS_AT_ONCE = 32  # of the kernels before and after
 BESIDE_FROM = 2048  # queries from which on blocks of the sweep do their work at D = 128
 AHEAD = 264  # blocks between one that prepares, or adds up, and one that uses that
 TUNE = {
-    "STAGES": [2, 4],
     "ROWS_AT_ONCE": [16, 32, 64],
     "BESIDE_FROM": [1024, 2048, 1 << 20],
     "AHEAD": [132, 264, 396],
