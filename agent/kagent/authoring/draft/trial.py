@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import tempfile
@@ -88,8 +89,7 @@ class Decomposed(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        torchs = core_aten_decompositions()  # its `get` finds only what was looked up before
-        self._table = {**{op: torchs[op] for op in torchs}, **plain_loops("gpu", ())}
+        self._table = _simpler_operations()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -100,6 +100,13 @@ class Decomposed(TorchDispatchMode):
             with self:
                 out = simpler(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {})) if out is NotImplemented else out
+
+
+@functools.cache
+def _simpler_operations() -> Mapping[Any, Any]:
+    """Decompositions by operation. torch walks all operations that there are for it: 0.1 s."""
+    torchs = core_aten_decompositions()  # its `get` finds only what was looked up before
+    return {**{op: torchs[op] for op in torchs}, **plain_loops("gpu", ())}
 
 
 _EXACT = frozenset(
