@@ -84,9 +84,9 @@ def sampled():
     """Paths of candidates, and their tasks; always the same."""
     chance = random.Random(0)
     task = find_task(SEED)
-    seeds = seeds_of(task)
+    seeds, files = seeds_of(task), usable()
     for cpp in (True, False):
-        mine = [e for e in usable() if (e.runs == "cpu") == cpp]
+        mine = [e for e in files if (e.runs == "cpu") == cpp]
         front = [e for e in mine if e.expect[0].startswith(FRONT)]
         rest = [e for e in mine if e not in front]
         picked = [*chance.sample(front, REFUSED), *chance.sample(rest, OTHERS)]
