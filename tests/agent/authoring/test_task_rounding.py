@@ -1,0 +1,136 @@
+"""What rounding and infinities may be in the cases of a task made of PyTorch code."""
+
+import math
+import re
+
+import pytest
+import torch
+from kagent.authoring.draft import trial
+from kagent.authoring.draft.draft import DraftCase, DraftKind, TaskDraft
+from kagent.authoring.draft.trial import Trials
+from kagent.authoring.errors import AuthoringError
+from kagent.authoring.new_task import find_room, make_draft, make_task
+from kagent.authoring.tracing.operation import make_operation
+from torch import nn
+from torch.nn import functional as F
+
+
+def gated_norm(x, z):
+    y = x * F.silu(z)
+    return y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-6)
+
+
+def test_what_accumulates_has_room_for_a_tree_of_roundings():
+    """torch on the CPU accumulates in float64, and errs by one rounding at any length."""
+    draft = make_draft(find_room(make_operation(lambda x: x.cumprod(1), torch.rand(64, 1024))))
+    assert draft.trace.scanned(draft.trace.dims) == 1024
+    assert draft.floor == 8.0  # a quarter of the root
+
+
+def test_infinities_are_no_inputs_where_a_number_that_vanishes_decides(in_process):
+    """An infinity times what is 0 in float32 alone: torch gives NaN where the reference gives 0,
+    but only at some draws of a large scale.
+    """
+    draft = make_draft(find_room(make_operation(gated_norm, (torch.randn(96, 64),) * 2)))
+    assert not draft.nonfinite
+    assert not any("nonfinite" in g.fields["inputs"] for g in draft.cpu.hidden_check)
+
+
+def norm_by_groups(x, z, weight):
+    y = (x * F.silu(z)).view(x.shape[0], 8, -1)
+    return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-6)).flatten(1) * weight
+
+
+def test_infinities_that_hardly_ever_meet_what_vanishes_are_no_inputs(in_process):
+    """In few draws as cases have them, no infinity of `x` meets a `z` below -88."""
+    torch.manual_seed(0)
+    given = torch.randn(2048, 512), torch.randn(2048, 512), torch.randn(512) * 0.1 + 1
+    assert not make_draft(find_room(make_operation(norm_by_groups, given))).nonfinite
+    for function in (F.silu, lambda x: x.softmax(-1)):
+        assert make_draft(find_room(make_operation(function, torch.randn(64, 64)))).nonfinite
+
+
+def test_infinities_are_no_inputs_where_torchs_own_formula_decides():
+    """A layer norm's gradient at an infinity: its kernel for CPUs gives NaN where the simpler
+    operations that Inductor has for it, and its kernel for GPUs, keep infinities. Forward it is NaN
+    either way.
+    """
+    for backward in (True, False):
+        operation = make_operation(nn.LayerNorm(64), torch.randn(48, 64), backward=backward)
+        assert make_draft(find_room(operation)).nonfinite is not backward
+
+
+class Shifted(nn.Module):
+    """Divides by a norm that only a module of zeros has as 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift = nn.Parameter(torch.randn(64))
+
+    def forward(self, x):
+        return F.normalize(x + self.shift, dim=-1)
+
+
+def test_a_limit_that_needs_a_module_of_zeros_is_no_hole(tmp_path, in_process):
+    made = make_task(make_operation(Shifted(), torch.randn(96, 64)), tmp_path / "t", seeds=False)
+    assert made.holes == ()
+    assert {c.inputs for kind in (made.task.cpu, made.task.gpu) for c in kind.check} >= {"blank"}
+    text = (tmp_path / "t/reference.py").read_text()
+    assert "`blank`: all floating-point numbers are 0" in text
+
+
+class Deep(nn.Module):
+    """Normalises each channel again and again: over two elements, that amplifies rounding."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(part for _ in range(6) for part in (nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.ReLU()))
+        )
+
+    def forward(self, x):
+        return self.layers(F.avg_pool2d(x, 16))
+
+
+def test_what_amplifies_rounding_at_small_sizes_begins_at_larger_ones():
+    torch.manual_seed(0)
+    room = find_room(make_operation(Deep, torch.randn(64, 8, 32, 32)))
+    draft = make_draft(room)
+    cases = [c.sizes for kind in (draft.cpu, draft.gpu) for c in (*kind.check, *kind.bench)]
+    assert min(math.prod(s.values()) for s in cases) > math.prod(room.least.values())
+
+
+@pytest.mark.parametrize(
+    ("function", "sizes", "why"),
+    [
+        (lambda x: (x + 1e6) - 1e6, "M = 256, N = 64; M = 1024, N = 64", "torch errs by"),
+        (lambda x: x - x, "M = 256, N = 64", "is 0 everywhere"),
+    ],
+)
+def test_a_refusal_names_the_sizes_which_grow_only_where_rounding_is_amplified(
+    function, sizes, why
+):
+    room = find_room(make_operation(function, torch.randn(1024, 64)))
+    with pytest.raises(AuthoringError, match=rf"^its example cannot be a case of {sizes}: .*{why}"):
+        make_draft(room)
+
+
+def test_rounding_may_add_up_along_a_chain_of_operations(monkeypatch):
+    def chain(x):
+        for _ in range(100):
+            x = x * 1.01
+        return x
+
+    def tried(function):
+        room = find_room(make_operation(function, torch.randn(64, 32)))
+        assert room.trace.longest_chain == (100 if function is chain else 1)
+        case = DraftCase(room.trace.dims, "float32")
+        kind = DraftKind((case,), (case,))
+        draft = TaskDraft(room.trace, kind, kind)
+        with trial.written(draft) as folder:
+            return Trials(draft, folder).case(case, "trial").why
+
+    monkeypatch.setattr(trial, "MOST_EAGER", 1e-3)  # of a few operations
+    monkeypatch.setattr(trial, "CHAIN_EAGER", 0.15)
+    assert tried(chain) == ""
+    assert re.search(r"torch errs by 0\.\d+ epsilons", tried(torch.exp2)) is not None

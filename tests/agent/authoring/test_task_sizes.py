@@ -1,0 +1,163 @@
+"""Sizes of a task made of PyTorch code: its dimensions, formulas, and cases."""
+
+import pytest
+import sympy
+import torch
+from kagent.authoring import new_task
+from kagent.authoring.draft.toml import task_toml
+from kagent.authoring.errors import AuthoringError
+from kagent.authoring.new_task import find_room, make_draft
+from kagent.authoring.tracing import trace as trace_module
+from kagent.authoring.tracing.operation import make_operation
+from kagent.authoring.tracing.sizes import Room
+from kagent_sandbox.data.formula import evaluate
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+from traced_functions import traced
+
+
+def test_shapes_are_formulas_and_equalities_are_kept():
+    found = traced(F.linear, torch.randn(16, 32), torch.randn(32, 32), torch.randn(32))
+    assert found.dims == {"M": 16, "K": 32, "N": 32}
+    assert found.shapes == (("M", "K"), ("N", "K"), ("N",))
+    assert found.results[0].shape == ("M", "N")
+    assert found.products == "2 * K * M * N"
+    pooled = traced(lambda x: F.avg_pool1d(x, 3, 2, 1), torch.randn(4, 8, 31))
+    assert pooled.results[0].shape == ("B", "C", "((L - 1) // 2) + 1")
+
+
+def test_ratios_stay_and_what_cannot_vary_is_fixed():
+    heads = make_operation(lambda x: x.view(x.shape[0], -1, 16).softmax(-1), torch.randn(24, 64))
+    room = find_room(heads)
+    assert isinstance(room, Room)
+    assert room.steps == {"M": 1, "N": 16}
+    norm = make_operation(lambda x: F.layer_norm(x, (64,)), torch.randn(24, 64))
+    assert find_room(norm).trace.shapes == (("M", 64),)
+    named = find_room(norm, {("x", 0): "tokens"})
+    assert named.trace.dims == {"tokens": 24}
+    with pytest.raises(AuthoringError, match="takes no other sizes"):
+        find_room(make_operation(lambda x: x.view(4, 8), torch.randn(4, 8)), {("x", 0): "B"})
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize(("layer", "name"), [(nn.GRU, "gru"), (nn.LSTM, "lstm")])
+def test_a_recurrent_layer_is_one_operation_of_any_number_of_steps(layer, name, batch_first):
+    torch.manual_seed(0)
+    module = layer(8, 16, num_layers=2, bidirectional=True, batch_first=batch_first)
+    room = find_room(make_operation(module, torch.randn(12, 10, 8)))
+    found = room.trace
+    called = [n.target for n in found.graph.graph.nodes if n.op == "call_function"]
+    assert called.count(getattr(torch.ops.aten, name).input) == 1
+    assert found.dims == {"B": 12, "M": 10}
+    assert room.steps == room.least == {"B": 1, "M": 1}
+    batch = "B" if batch_first else "M"
+    results = [("B", "M", 32), *((4, batch, 16),) * (2 if name == "lstm" else 1)]
+    assert [r.shape for r in found.results] == results
+    with FlopCounterMode(display=False) as counter, torch.backends.mkldnn.flags(enabled=False):
+        module(torch.randn(3, 5, 8))  # of a library's own LSTM nothing is counted
+    assert evaluate(found.products, {"B": 3, "M": 5}) == counter.get_total_flops()
+
+
+def test_tensors_of_a_list_have_equal_dimensions_where_their_shapes_are_equal():
+    def stacked(x, caches):
+        return [x + c.sum(0) for c in caches]
+
+    caches = [torch.randn(40, 16), torch.randn(40, 16), torch.randn(24, 16)]
+    found = find_room(make_operation(stacked, (torch.randn(16), caches))).trace
+    assert found.shapes == (("N",), ("M", "N"), ("M", "N"), ("K", "N"))
+
+
+def test_a_long_formula_of_costs_is_near_at_small_sizes_too():
+    b, h, w = sympy.symbols("B H W", integer=True, positive=True)
+    cost = b * sum(8**k * ((h - 1) // 2**k + 1) * ((w - 1) // 2**k + 1) for k in range(9))
+    dims = {"B": 16, "H": 256, "W": 128}
+    short = trace_module._cost(cost, dims)
+    assert len(short) < len(str(cost))
+    for sizes, off in (
+        ((16, 256, 128), 1e-4),
+        ((1, 1, 1), 1e-4),
+        ((2, 2, 2), 0.1),
+        ((4, 64, 32), 0.25),
+    ):
+        exact = float(cost.subs(dict(zip((b, h, w), sizes, strict=True))))
+        assert evaluate(short, dict(zip(dims, sizes, strict=True))) == pytest.approx(exact, rel=off)
+
+
+class Wide(nn.Module):
+    """Has far more weights than a case has elements."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(512, 512) for _ in range(13)))
+
+    def forward(self, x):
+        return x + self.layers(x.cumsum(1))
+
+
+def test_cases_of_many_weights_have_more_than_one_of_all_else():
+    draft = make_draft(find_room(make_operation(Wide(), torch.randn(64, 32, 512))))
+    for kind in (draft.cpu, draft.gpu):
+        assert max(min(c.sizes.values()) for c in kind.check) > 1
+    assert min(draft.cpu.bench[0].sizes.values()) > 1
+
+
+@pytest.mark.parametrize(("most_s", "own"), [(1e9, True), (0.0, False)])
+def test_the_examples_own_sizes_are_a_benchmark_case_where_time_allows(monkeypatch, most_s, own):
+    monkeypatch.setattr(new_task, "BENCH_S", 0.0)  # so that the case is scaled down
+    monkeypatch.setattr(new_task, "MOST_BENCH_S", most_s)
+    draft = make_draft(find_room(make_operation(lambda x: x.cumsum(1), torch.rand(8192, 512))))
+    whole = {"M": 8192, "N": 512}
+    assert (draft.cpu.bench[0].sizes == whole) == own
+    assert draft.cpu.bench[-1].sizes["M"] < 8192
+    assert len(draft.cpu.bench) == 1 + own
+    assert ("Its own are no case: torch would take about" in draft.cpu.bench_words) != own
+    assert f"# {draft.cpu.bench_words}" in task_toml(draft).splitlines()
+
+
+def norm_backward(grad, x, mean, rstd, weight, bias, other):
+    found = torch.ops.aten.native_layer_norm_backward.default(
+        grad, x, grad.shape[-1:], mean, rstd, weight, bias, [True, True, True]
+    )
+    return found[1], found[2], other + found[0]
+
+
+def test_sizes_that_only_real_tensors_compare_are_one_dimension():
+    """The gradient of a layer norm: on tensors without memory torch takes weights of any length."""
+    wide = [torch.randn(4, 16, 64) for _ in range(3)]
+    of_rows, of_columns = [torch.rand(4, 16, 1) for _ in range(2)], [torch.rand(64)] * 2
+    inputs = (*wide[:2], *of_rows, *of_columns, wide[2])
+    room = find_room(make_operation(norm_backward, inputs))
+    weight, bias = room.trace.shapes[4:6]
+    assert weight == bias == room.trace.shapes[0][-1:]
+    assert len(room.trace.dims) == 2
+    assert room.trace.dims[weight[0]] == 64
+    assert room.trace.works({n: 2 * s for n, s in room.trace.dims.items()})
+
+
+def test_equal_sizes_that_nothing_ties_stay_apart():
+    room = find_room(make_operation(lambda x, y: x.relu() @ y, (torch.rand(32, 32),) * 2))
+    assert len(room.trace.dims) == 3
+
+
+def test_hidden_cases_of_all_costs_are_drawn_from_the_least():
+    def layers(x, a, b, c):
+        return F.relu(F.relu(x @ a) @ b) @ c
+
+    sizes = [(64, 512), (512, 1024), (1024, 2048), (2048, 512)]
+    given = tuple(torch.randn(s) / s[0] ** 0.5 for s in sizes)
+    draft = make_draft(find_room(make_operation(layers, given)))
+    small, usual = draft.gpu.hidden_check
+    assert 1 < small.least < 1e4 < small.most == usual.least < usual.most
+    assert small.count == len(small.dims) == 5
+
+
+def test_a_size_that_is_fixed_beside_others_may_vary_alone():
+    def causal(x, weight):
+        padded = F.pad(x, (3, 0))
+        return F.silu(F.conv1d(padded, weight.unsqueeze(1), groups=x.shape[1]))
+
+    room = find_room(make_operation(causal, (torch.randn(2, 16, 32), torch.randn(16, 4))))
+    assert room.trace.dims == {"L": 32}
+    fixed = find_room(make_operation(lambda x: x.view(4, 8), torch.randn(4, 8)))
+    assert fixed.trace.dims == {}
