@@ -27,10 +27,12 @@ _LOOK_S = 5.0  # between looks at a judge that says nothing
 _MOST_STOPPED = 3  # looks in a row that find it stopped
 _KILL_S = 60.0  # the kernel takes a large process apart
 _CLOSE_S = 15.0  # longer than it waits for its own fork-server
-# Importing torch would collect garbage often, and find next to nothing.
+# Importing torch would collect garbage often, and find next to nothing; later collections, one for
+# each race, need not look at what was imported.
 _SERVER: tuple[str, ...] = (
     "-c",
-    "import gc; gc.disable(); from kagent_sandbox.judge.server import main; gc.enable(); main()",
+    "import gc; gc.disable(); from kagent_sandbox.judge.server import main; "
+    "gc.freeze(); gc.enable(); main()",
 )
 
 

@@ -36,6 +36,7 @@ from kagent_sandbox.process.exit import exit_fast, exit_when_peer_closes
 
 def main() -> None:
     """Serve one request, and end the process."""
+    gc.freeze()  # what was imported stays: collections after each case do not look at it
     request = json.load(sys.stdin)
     # output of libraries must not be taken for answers
     answers = os.fdopen(os.dup(1), "w", buffering=1)
