@@ -160,7 +160,9 @@ def _read(formula: str) -> Callable[[Names], Any]:
     quick = _on_numbers(tree)
     if quick is None:
         return exact
-    used = tuple({n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} - _CALLS.keys())
+    called = {n.func for n in ast.walk(tree) if isinstance(n, ast.Call)}
+    names_read = (n for n in ast.walk(tree) if isinstance(n, ast.Name) and n not in called)
+    used = tuple({n.id for n in names_read})  # a dimension may have a function's name
 
     def value(names: Names) -> Any:
         for name in used:

@@ -129,6 +129,8 @@ def test_any_mutation_is_loaded_or_refused_in_one_line(folder, data):
         "cdiv(M)",
         "M * 'a'",
         "Q + 1 if M else 2",
+        "M + min",
+        "len(sum * 2) - sum(sum)",
     ],
 )
 def test_formulas_are_the_same_compiled_and_read(text, monkeypatch):
@@ -138,7 +140,7 @@ def test_formulas_are_the_same_compiled_and_read(text, monkeypatch):
             (0, 3, 2.5, -1, True, (1, 2), "x", 1 << 70, math.inf), repeat=2
         ):
             try:
-                found = evaluate(text, {"M": m, "N": n})
+                found = evaluate(text, {"M": m, "N": n, "sum": n})
                 yield type(found), found
             except ValueError as e:
                 yield str(e)
