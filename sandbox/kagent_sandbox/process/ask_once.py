@@ -100,7 +100,8 @@ def _answer(
     unwanted: Callable[[], bool],
 ) -> bytes:
     given: bytes | None = question
-    worked_s, worked_at = 0.0, time.monotonic()
+    seen_s = used_s = worked_s = 0.0
+    worked_at = time.monotonic()
     while True:
         try:
             return process.communicate(given, timeout=_LOOK_S)[0]
@@ -108,7 +109,12 @@ def _answer(
             given = None  # the next call goes on with it
         if unwanted():
             raise Unwanted
-        used_s, now = used_cpu_s(process.pid), time.monotonic()
+        before_s, seen_s = seen_s, used_cpu_s(process.pid)
+        if seen_s < before_s:  # a process that ended meanwhile may be in no count yet
+            seen_s = used_cpu_s(process.pid)
+        # It falls for good where a process ends whose parent is gone, or does not ask about it.
+        used_s += max(0.0, seen_s - before_s)
+        now = time.monotonic()
         if used_s >= limit_s:
             more = f": {hint}" if hint else ""
             raise TookTooLong(f"took longer than {limit_s:g} s of CPU time{more}")

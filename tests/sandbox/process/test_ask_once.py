@@ -33,6 +33,16 @@ def test_cpu_time_is_limited_also_that_of_what_it_starts(code):
         ask(code.format(child), limit_s=0.5, hint="hurry up")
 
 
+def test_cpu_time_is_limited_also_where_nobody_asks_about_what_has_ended():
+    """Each child's time is gone from the system's counts when it ends."""
+    short = "import time\nwhile time.process_time() < 0.3: pass"
+    child = repr([sys.executable, "-c", short])
+    code = "import signal, subprocess\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+    code += f"for _ in range(20): subprocess.Popen({child}).wait()\n"
+    with pytest.raises(TookTooLong, match=r"took longer than 1 s of CPU time$"):
+        ask(code, limit_s=1.0)
+
+
 def test_time_that_passes_is_not_limited():
     """A busy machine refuses nothing."""
     assert ask("import time; time.sleep(1.5); print('awake')", limit_s=1.0).out == b"awake\n"
