@@ -168,6 +168,11 @@ class Task(StrictModel):
         narrow = bool(operands) and all(d.startswith("float8") for d in operands)
         return "float8_e4m3fn" if narrow else case.dtype
 
+    def has_narrow_arguments(self, case: Case) -> bool:
+        """Whether an argument holds numbers of 8 bits or fewer."""
+        dtypes = {self.dtype(a.dtype, case) for a in self.arguments} - {"bool"}
+        return any(ITEMSIZE.get(d) == 1 for d in dtypes)
+
     def formula(self, text: Size | float, case: Case) -> float:
         """Value of a formula (`kagent_sandbox.data.formula`) over a case's dimensions.
 

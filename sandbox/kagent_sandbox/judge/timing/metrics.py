@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from kagent_sandbox.data.plan import ITEMSIZE
 from kagent_sandbox.data.verdict import CaseTiming
 from kagent_sandbox.judge.timing import estimates
 
@@ -120,8 +121,9 @@ def suspicion(
 
     Bytes that the last-level cache holds need not cross the memory's pins while they are timed.
     Caches are flushed before each sample, so that those are written ones, as many as fit, of all
-    executions of a sample together. Products may be those of any dtype: a result in float32 can be
-    put together from several products of fewer bits, faster than by the plainest kernel.
+    executions of a sample together. Products may be those of any dtype of 16 bits or more: a result
+    in float32 can be put together from several products of fewer bits, faster than by the plainest
+    kernel. Those of 8 bits are for arguments of 8 bits.
 
     Args:
         task: The fewest bytes and operations of a call.
@@ -135,7 +137,9 @@ def suspicion(
     hidden = min(written, facts.l2_bytes / executions)
     bound_us = memory_us(read, written - hidden, ceilings)
     what = f"{(read + written) / 2**20:.1f} MiB must move"
-    peak = max(ceilings.tflop_per_s.values(), default=0.0)
+    narrow = task.has_narrow_arguments(case)
+    rates = (r for d, r in ceilings.tflop_per_s.items() if narrow or ITEMSIZE.get(d) != 1)
+    peak = max(rates, default=0.0)
     if task.matrix and peak:
         products_us = task.flop_count(case) / peak / 1e6
         if products_us > bound_us:

@@ -99,6 +99,18 @@ def test_products_of_many_bits_may_be_put_together_from_those_of_fewer(task, cas
     assert metrics.suspicion(product, case, us / 4, facts(), ceilings, 1) is None
 
 
+@pytest.mark.parametrize("narrow", ["int8", "float8_e4m3fn"])
+def test_products_of_8_bits_explain_no_time_of_wider_arguments(task, case, narrow):
+    """They are twice as fast as those of 16 bits, and a number of 16 bits takes more than one."""
+    ceilings = Ceilings(2000.0, 1000.0, 500.0, {"bfloat16": 700.0, narrow: 1300.0})
+    product = task.model_copy(update={"matrix": True, "flops": "M * N * 10000"})
+    us = 0.99 * 4096**2 * 10000 / (1.1 * 700e6)
+    assert "products" in str(metrics.suspicion(product, case, us, facts(), ceilings, 1))
+    weight = task.arguments[0].model_copy(update={"name": "weight", "dtype": "int8"})
+    mixed = product.model_copy(update={"arguments": (*task.arguments, weight)})
+    assert metrics.suspicion(mixed, case, us, facts(), ceilings, 1) is None
+
+
 def test_clocks_that_disagree_are_suspect():
     assert metrics.disagreement(100.0, 110.0) is None
     assert "clock" in (metrics.disagreement(100.0, 200.0) or "")
