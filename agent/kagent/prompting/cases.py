@@ -82,7 +82,10 @@ def data_sheet(device: Hardware) -> Ceilings | None:
     if device.is_cpu or device.theoretical_gb_per_s <= 0:
         return None
     rate, peak = device.theoretical_gb_per_s, device.peak_tflop_per_s
-    return Ceilings(rate, rate, rate, {"bfloat16": peak, "float16": peak} if peak else {})
+    wide = {"bfloat16": peak, "float16": peak}
+    fp8 = 2 * peak if device.target.capability >= 89 else peak  # before, they are converted
+    narrow = {"int8": 2 * peak, "float8_e4m3fn": fp8}
+    return Ceilings(rate, rate, rate, {**wide, **narrow} if peak else {})
 
 
 def _bound(task: Task, case: Case, ceilings: Ceilings | None) -> str:

@@ -101,6 +101,16 @@ def test_cases_have_floors_and_bounds():
     assert [c.floor_us for c in unknown] == [None, None, None]
 
 
+@pytest.mark.parametrize(("target", "faster"), [("sm_80", 1), ("sm_89", 2), ("sm_90a", 2)])
+def test_the_data_sheet_knows_products_of_8_bits(target, faster):
+    """Before sm_89 a GPU has none of float8: it converts, and multiplies as with bfloat16."""
+    device = hardware(target, None, None)
+    few, _, large = cases_of("fp8_linear", RunFacts(), device)
+    assert (few.name, few.bound) == ("bf16_16x14336x4096", "memory")
+    assert large.bound == "compute"
+    assert large.floor_us == pytest.approx(large.flops / faster / device.peak_tflop_per_s / 1e6)
+
+
 def test_what_limits_a_task():
     assert bounds_of(SOFTMAX, cases_of(), 1) == {"memory"}
     assert bounds_of(SOFTMAX, cases_of(), 3) == {"memory", "latency"}
