@@ -94,9 +94,11 @@ def _compile_once(
         last = told(error)
         lacked = isinstance(last, CompileError) and last.over_limit
         if refused is not None and not lacked:
-            refused.write_text(_as_text(last))
+            _write(refused, _as_text(last).encode())
         raise
-    _store(stored, *found)
+    binary, symbol = found
+    if stored is not None:
+        _write(stored, symbol.encode() + b"\0" + binary)
     return found
 
 
@@ -135,11 +137,11 @@ def _stored(stored: Path | None) -> tuple[bytes, str] | None:
     return binary, symbol.decode()
 
 
-def _store(stored: Path | None, binary: bytes, symbol: str) -> None:
-    if stored is not None:
-        partial = stored.with_suffix(f".{os.getpid()}")
-        partial.write_bytes(symbol.encode() + b"\0" + binary)
-        partial.replace(stored)
+def _write(file: Path, data: bytes) -> None:
+    """Write a file for others, whole: this process may be killed."""
+    partial = file.with_suffix(f".{os.getpid()}")
+    partial.write_bytes(data)
+    partial.replace(file)
 
 
 def _compiler(source: Source) -> Compiler:
