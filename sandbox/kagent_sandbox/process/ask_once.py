@@ -19,8 +19,8 @@ from kagent_sandbox.process.process_tree import kill_tree, used_cpu_s
 _LOOK_S = 0.5
 """Seconds between looks at its CPU time, and at whether the answer is still wanted."""
 _WAITS_S = 600.0
-"""Time in which it must compute for `_LEAST_WORK_S`. One that does not waits for something that
-will not come: a busy machine leaves more to it.
+"""Seconds in which it must use `_LEAST_WORK_S` of CPU time. A process that uses less waits for
+something that will not come: even a busy machine leaves it more.
 """
 _LEAST_WORK_S = 6.0
 
