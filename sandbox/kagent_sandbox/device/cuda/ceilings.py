@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import torch
@@ -57,22 +58,33 @@ def _products(clock: Clock) -> dict[str, float]:
         out = _result(clock, dtype)
         rates[name] = _rate(clock, lambda a=a, b=b, out=out: torch.mm(a, b, out=out))  # type: ignore[misc]
     torch.backends.cuda.matmul.allow_tf32 = False
-    # torch has no public names for products of 8 bits.
+    # torch has no public names for products of 8 bits. A library that refuses them has no rate.
     capability = torch.cuda.get_device_capability(clock.device)
     if capability >= _LEAST_FP8:
-        x, w = _operands(clock, lambda t: t.to(torch.float8_e4m3fn))
-        y, scale = _result(clock, torch.bfloat16), torch.ones((), device=clock.device)
-        rates["float8_e4m3fn"] = _rate(
-            clock,
-            lambda: torch._scaled_mm(  # noqa: SLF001
-                x, w.t(), scale, scale, out_dtype=y.dtype, use_fast_accum=True, out=y
-            ),
-        )
+        with contextlib.suppress(RuntimeError):
+            rates["float8_e4m3fn"] = _fp8_rate(clock)
     if capability >= _LEAST_INT8:
-        i, j = _operands(clock, lambda t: (t * 30).to(torch.int8))
-        k = _result(clock, torch.int32)
-        rates["int8"] = _rate(clock, lambda: torch._int_mm(i, j.t(), out=k))  # noqa: SLF001
+        with contextlib.suppress(RuntimeError):
+            rates["int8"] = _int8_rate(clock)
     return rates
+
+
+def _fp8_rate(clock: Clock) -> float:
+    a, b = _operands(clock, lambda t: t.to(torch.float8_e4m3fn))
+    out, scale = _result(clock, torch.bfloat16), torch.ones((), device=clock.device)
+
+    def product() -> torch.Tensor:
+        return torch._scaled_mm(  # noqa: SLF001
+            a, b.t(), scale, scale, out_dtype=out.dtype, use_fast_accum=True, out=out
+        )
+
+    return _rate(clock, product)
+
+
+def _int8_rate(clock: Clock) -> float:
+    a, b = _operands(clock, lambda t: (t * 30).to(torch.int8))
+    out = _result(clock, torch.int32)
+    return _rate(clock, lambda: torch._int_mm(a, b.t(), out=out))  # noqa: SLF001
 
 
 def _operands(
