@@ -128,6 +128,8 @@ class StepRecorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func.namespace == "profiler":
+            return func(*args, **kwargs)  # a mark, such as those of torch's optimizers
         if torch.is_inference_mode_enabled() and func._can_decompose():
             # Autograd is not there to take it apart, as it does in training.
             super().__enter__()  # type: ignore[no-untyped-call]

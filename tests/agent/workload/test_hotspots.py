@@ -19,6 +19,7 @@ from kagent.workload.steps import Done, Steps
 from kagent_sandbox.data.device import Ceilings
 from kagent_sandbox.errors import UserError
 from torch import nn
+from torch.profiler import record_function
 from workload_scripts import TRAIN
 
 CEILINGS = Ceilings(20.0, 20.0, 20.0, {"float32": 0.1})
@@ -94,6 +95,15 @@ def test_a_copy_is_one_also_with_a_view_of_it():
     x, w = torch.randn(4, 8), torch.randn(4, 4)
     kinds = named(recorded(lambda: x.mT.contiguous().view(-1, 4).mm(w)))
     assert kinds == [("copy", "clone"), ("product", "mm")]
+
+
+def test_marks_for_a_profiler_are_no_operations():
+    def marked():
+        with record_function("mine"):
+            return x.exp()
+
+    x = torch.randn(4)
+    assert named(recorded(marked)) == [("fused", "exp")]
 
 
 def test_what_is_used_elsewhere_is_written_and_what_is_not_stays_inside():
@@ -317,6 +327,7 @@ def test_a_script_from_the_command_line(script, monkeypatch, capsys, tmp_path):
     assert ended.code == 0, ended.err
     data = json.loads(ended.out)
     assert data["trains"]
+    assert all(r["takes"] for r in data["regions"])  # whichever is the first, by its time
     titles = {(r["phase"], r["place"], r["title"], r["count"]) for r in data["regions"]}
     assert ("forward", "Model.blocks.*", "mul → _softmax → gelu", 2) in titles
     assert sum(r["us"] for r in data["regions"]) <= data["step_us"] * 1.0001
