@@ -10,12 +10,15 @@ from pathlib import Path
 
 SLURM = "slurm"
 
+_TIMES_AGAIN = 20
 _SCRIPT = """\
 #!/bin/bash
 # Submit it with: sbatch {name}
-# A preempted or timed-out job is queued again, and goes on: verdicts are in the folder.
+# A job that is preempted, loses a node or comes to the end of its time is queued again, and goes
+# on: verdicts are in the folder.
 #SBATCH --job-name=kagent
 #SBATCH --output=%x-%j.log
+#SBATCH --open-mode=append        # a job that is queued again keeps what it wrote before
 #SBATCH --nodes=2                 # one judge for each GPU of a run; builders take the other cores
 #SBATCH --ntasks-per-node=1       # one Ray node on each
 #SBATCH --gpus-per-node=1         # leave it out where kernels run on the CPU
@@ -23,7 +26,7 @@ _SCRIPT = """\
 #SBATCH --exclusive               # nobody else may use the cores and GPUs that times depend on
 #SBATCH --time=08:00:00
 #SBATCH --requeue
-#SBATCH --signal=B:TERM@120       # two minutes to let go of the work in flight
+#SBATCH --signal=B:USR1@180       # three minutes before the end, to let go of the work in flight
 
 set -u
 cd {folder}
@@ -48,14 +51,24 @@ if [ -e "${{begun[0]}}" ]; then more+=({resume}); fi  # it was queued again
 # The same command on every node: it starts Ray there, runs kagent on the first node once all are
 # up, and stops Ray at the end. Keys of models are not passed to the nodes but by the environment
 # that sbatch is called with.
-srun --export=ALL ray symmetric-run --address "$head:6379" --min-nodes "$SLURM_NNODES" -- \\
+srun --export=ALL --kill-on-bad-exit=1 ray symmetric-run \\
+    --address "$head:6379" --min-nodes "$SLURM_NNODES" -- \\
     bash -c 'echo $$ > "$0"; exec "$@"' "$pid" \\
     {command} "${{more[@]}}" &
-# SIGTERM is as Ctrl-C: what is recorded is kept. It goes to kagent alone, which ends before Ray:
-# srun would pass it on to Ray's own processes, too.
-trap 'kill -TERM "$(cat "$pid" 2>/dev/null || echo $!)"' TERM
+# Both signals end kagent as Ctrl-C does: what is recorded is kept. They go to kagent alone, which
+# ends before Ray: srun would pass them on to Ray's own processes, too.
+late=no
+stop() {{ kill -TERM "$(cat "$pid" 2>/dev/null || echo $!)"; }}
+trap 'late=yes; stop' USR1
+trap stop TERM
 wait $!; status=$?
 while kill -0 $! 2>/dev/null; do wait $!; status=$?; done  # a signal ends the first wait
+# Slurm does not queue a job again whose time is over. {times} times are enough for any search, and
+# an end to one that gets nowhere.
+if [ $late = yes ] && [ $status != 0 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {times} ]; then
+    rm -f "$RAY_AUTH_TOKEN_PATH" "$pid"
+    scontrol requeue "$SLURM_JOB_ID"
+fi
 exit $status
 """
 
@@ -107,6 +120,7 @@ def write_script(words: Sequence[str], again: Continuation, path: Path) -> None:
         own=" ".join(again.own),
         begun=again.begun or "''",
         resume=" ".join(again.resume),
+        times=_TIMES_AGAIN,
     )
     with path.open("x", encoding="utf-8") as file:
         file.write(text)

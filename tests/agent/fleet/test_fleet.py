@@ -1,6 +1,7 @@
 """The parts of a cluster's run that need no cluster."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -283,6 +284,7 @@ def test_a_batch_script_runs_the_same_command_on_ray(tmp_path, monkeypatch, caps
     text = script.read_text()
     assert "-m kagent evolve softmax --on ray --budget 20" in text
     assert "more+=(--resume latest)" in text
+    assert "--open-mode=append" in text  # Slurm's default empties the log of a job queued again
     assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
     again = run(monkeypatch, capsys, *words)
     assert (again.code, "move it away first" in again.err) == (2, True)
@@ -291,8 +293,8 @@ def test_a_batch_script_runs_the_same_command_on_ray(tmp_path, monkeypatch, caps
 
 SRUN = """
 import os, signal, subprocess, sys
-assert sys.argv[1] == "--export=ALL"
-task = subprocess.Popen(sys.argv[2:], start_new_session=True)
+assert sys.argv[1:3] == ["--export=ALL", "--kill-on-bad-exit=1"]
+task = subprocess.Popen(sys.argv[3:], start_new_session=True)
 signal.signal(signal.SIGTERM, lambda *_: os.killpg(task.pid, signal.SIGTERM))
 status = task.wait()
 try:
@@ -300,6 +302,9 @@ try:
 except ProcessLookupError:
     pass
 sys.exit(status if status >= 0 else 128 - status)
+"""
+SCONTROL = """
+if [ "$1" = show ]; then echo one; else echo "$@" >> log; fi
 """
 STANDS_FOR_RAY = """
 [ "$1" = symmetric-run ] || exit 1
@@ -328,14 +333,14 @@ time.sleep(60)
 """
 
 
-def test_a_job_that_slurm_ends_keeps_its_run_and_goes_on_with_it_alone(tmp_path, monkeypatch):
+def test_a_job_near_its_end_keeps_its_run_and_is_queued_again_to_go_on(tmp_path, monkeypatch):
     """Programs of Slurm, of Ray and kagent itself are a few lines here; the script is real."""
     programs, job = tmp_path / "bin", tmp_path / "job"
     programs.mkdir()
     job.mkdir()
     for name, interpreter, text in (
         ("srun", sys.executable, SRUN),
-        ("scontrol", "/bin/sh", "echo one"),
+        ("scontrol", "/bin/sh", SCONTROL),
         ("ray", "/bin/bash", STANDS_FOR_RAY),
         ("python", sys.executable, STANDS_FOR_KAGENT),
     ):
@@ -354,17 +359,20 @@ def test_a_job_that_slurm_ends_keeps_its_run_and_goes_on_with_it_alone(tmp_path,
         "SLURM_NNODES": "1",
         "SLURM_CPUS_PER_TASK": "8",
     }
-    for _ in range(2):
+    # The time is nearly over; the same after as many turns as are allowed; a user cancels it.
+    for number, restarts in ((signal.SIGUSR1, 0), (signal.SIGUSR1, 20), (signal.SIGTERM, 1)):
+        environment["SLURM_RESTART_COUNT"] = str(restarts)
         with subprocess.Popen(
             ["bash", "x.sbatch"], env=environment, stdout=subprocess.PIPE, text=True
         ) as script:
             assert script.stdout.readline() == "started\n"
-            script.terminate()
+            script.send_signal(number)
             assert script.wait(30) == 130
     command = "8 cores: -m kagent evolve softmax --on ray --runs runs/slurm-7"
     ended = ["kept", "ray has ended"]
     log = (job / "log").read_text().splitlines()
-    assert log == [command, *ended, f"{command} --resume latest", *ended]
+    again = [f"{command} --resume latest", *ended]
+    assert log == [command, *ended, "requeue 7", *again, *again]
     assert [p.name for p in job.glob(".kagent*")] == []
 
 

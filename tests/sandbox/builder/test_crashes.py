@@ -103,8 +103,8 @@ def test_a_worker_that_is_stopped_by_its_fork_is_ended_within_a_second_of_its_li
     assert message == "tracing and compiling (0 of 2 cases done) took longer than 3 s"
 
 
-def test_an_exception_with_a_huge_text_costs_no_time(builder):
-    message = refused(builder, Status.RUNTIME_ERROR, 'raise ValueError("flood " * 100_000_000)')
+def test_an_exception_with_a_huge_text_is_cut(builder):
+    message = refused(builder, Status.RUNTIME_ERROR, 'raise ValueError("flood " * 10_000_000)')
     assert message.startswith("line 9: ")
     assert len(message) < 4000
 

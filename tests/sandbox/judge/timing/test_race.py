@@ -12,11 +12,14 @@ from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import SpeedVerdict
 from kagent_sandbox.device.cpu.backend import CpuBackend
 from kagent_sandbox.device.cpu.traits import TRAITS
+from kagent_sandbox.judge.arena.session import LauncherSession
 from kagent_sandbox.judge.judge import Judge
 from kagent_sandbox.judge.timing import race as race_module
 
 SEED = 5
 TYPICAL = TRAITS.race_rounds * TRAITS.race_samples
+OURS_US = 10.0
+FAR_APART = [1e-3] * TRAITS.race_samples + [1e5] * TRAITS.race_samples  # blocks in turn
 
 
 class Eager:
@@ -59,8 +62,15 @@ class Neighbour:
 
 
 @pytest.fixture
-def race(tmp_path, shared):
-    """A race of a good kernel beside times of eager torch."""
+def race(tmp_path, shared, monkeypatch):
+    """A race of a good kernel beside times of eager torch. The kernel runs, and takes `OURS_US`."""
+    sample = LauncherSession.sample
+
+    def sample_of_known_time(*args, **kwargs):
+        sample(*args, **kwargs)
+        return OURS_US
+
+    monkeypatch.setattr(LauncherSession, "sample", sample_of_known_time)
     task = load_task(write_small_task(tmp_path))
 
     def run(times_us, race_s, lacking=()):
@@ -89,7 +99,7 @@ def test_a_clear_verdict_needs_no_further_rounds(race):
 
 @pytest.mark.slow
 def test_a_tie_goes_on_until_its_time_is_over(race, monkeypatch):
-    far_apart = itertools.cycle([1e-1] * TRAITS.race_samples + [1e9] * TRAITS.race_samples)
+    far_apart = itertools.cycle(FAR_APART)
     # A clock of our own, which moves on by 1 s whenever it is read: once a round.
     monkeypatch.setattr(race_module, "time", SimpleNamespace(monotonic=itertools.count().__next__))
     found = race(far_apart, 12.0)
@@ -99,7 +109,7 @@ def test_a_tie_goes_on_until_its_time_is_over(race, monkeypatch):
 
 @pytest.mark.slow
 def test_without_time_a_tie_has_as_many_samples_as_any(race):
-    far_apart = itertools.cycle([1e-1] * TRAITS.race_samples + [1e9] * TRAITS.race_samples)
+    far_apart = itertools.cycle(FAR_APART)
     assert drawn(race(far_apart, 0.0)) == {TYPICAL}
 
 
