@@ -20,8 +20,9 @@ from bare_python import BarePython
 from caches import with_ceilings
 from worker_lock import turn
 
-# The same examples every time: what fails was changed. `--hypothesis-profile=default` draws others.
-# How long an example takes, and drawing it, is the machine's doing: nothing is asserted of it.
+# The same examples every time, but for constants that hypothesis finds in modules that happen to be
+# imported. `--hypothesis-profile=default` draws others. How long an example takes, and drawing it,
+# is the machine's doing: nothing is asserted of it.
 hypothesis.settings.register_profile(
     "same",
     derandomize=True,

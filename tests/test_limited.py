@@ -65,7 +65,7 @@ def test_cores_are_shared(ended, monkeypatch):
 def test_a_limit_ends_all_that_a_command_has_started(ended, tmp_path):
     began = time.monotonic()
     commands = {"slow": in_background(tmp_path), "next": command("print(1)")}
-    run_all(commands, ended.__setitem__, jobs=1, limit_s=3)
+    run_all(commands, ended.__setitem__, jobs=1, limit_s=6)
     assert time.monotonic() - began < 60
     assert [e.status for e in ended.values()] == [None, 0]
     assert gone(tmp_path)

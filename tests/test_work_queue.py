@@ -19,7 +19,8 @@ def test_an_interrupt_cancels_what_waits():
         with ThreadPoolExecutor(1) as pool, cancelled_on_interrupt(pool):
             futures.extend(pool.submit(work) for work in (first, over.wait))
             begun.wait()
-            threading.Timer(0.1, over.set).start()  # it ends as a command that had Ctrl-C, too
+            # The first one ends as a command that had Ctrl-C, too.
+            futures[1].add_done_callback(lambda _: over.set())
             raise KeyboardInterrupt
 
     with pytest.raises(SystemExit, match="interrupted"):

@@ -258,7 +258,7 @@ def test_the_final_race_is_run_once_and_stored(tmp_path):
 
 
 def test_finalists_are_built_side_by_side_before_anything_races(tmp_path):
-    builder, judge = FakeBuilder(delay_s=0.2), FakeJudge()
+    builder, judge = FakeBuilder(delay_s=1.0), FakeJudge()
 
     def watch(event):
         if isinstance(event, PhaseBegan) and event.phase is Phase.RACE:

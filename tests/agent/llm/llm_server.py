@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 
-from kagent.llm.endpoint import Endpoint
+from kagent.llm.endpoint import CONNECT_S, Endpoint
 from kagent.llm.model_config import ModelConfig, Prices
 from pydantic import SecretStr
 
@@ -134,8 +134,8 @@ def says(status, body, headers=()):
     return answer
 
 
-async def ask_async(model, prompt):
-    endpoint = Endpoint(model)
+async def ask_async(model, prompt, connect_s=CONNECT_S):
+    endpoint = Endpoint(model, connect_s)
     try:
         return await endpoint.complete(prompt)
     finally:

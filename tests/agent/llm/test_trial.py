@@ -155,9 +155,9 @@ def test_a_model_that_cannot_be_asked_ends_a_run_before_anything_is_measured(
 
 
 def test_a_dead_endpoint_ends_a_run_before_anything_is_measured(evolving):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    done, opened = evolving(f"http://127.0.0.1:{port}/v1")
+    with socket.socket() as unused:  # bound, and nobody listens there
+        unused.bind(("127.0.0.1", 0))
+        done, opened = evolving(f"http://127.0.0.1:{unused.getsockname()[1]}/v1")
     assert (done.code, opened) == (1, False)
     assert "refused the connection, asked once; start the server" in done.err
 
