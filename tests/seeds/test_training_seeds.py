@@ -25,14 +25,6 @@ FORWARD = {
     "softmax_backward": lambda x: torch.softmax(x, -1),
 }
 
-
-@pytest.fixture(autouse=True)
-def _same_draws(monkeypatch):
-    """Of new ones, one check of softmax_backward in thirty is beyond its tolerance."""
-    draws = SimpleNamespace(randbits=random.Random(1).getrandbits)
-    monkeypatch.setattr("kagent_sandbox.judge.check.inputs.secrets", draws)
-
-
 OTHER_PATHS = [
     ("rms_norm/triton_rows.py", {"LONG = 8192": "LONG = 16"}),
     (  # programs start in another order here than on a GPU
@@ -48,6 +40,13 @@ OTHER_PATHS = [
         },
     ),
 ]
+
+
+@pytest.fixture(autouse=True)
+def _same_draws(monkeypatch):
+    """Of new ones, one check of softmax_backward in thirty is beyond its tolerance."""
+    draws = SimpleNamespace(randbits=random.Random(1).getrandbits)
+    monkeypatch.setattr("kagent_sandbox.judge.check.inputs.secrets", draws)
 
 
 @pytest.fixture(scope="module", params=TRAINING_TASKS)

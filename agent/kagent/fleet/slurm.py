@@ -41,7 +41,8 @@ export RAY_AUTH_MODE=token
 export RAY_AUTH_TOKEN_PATH="$PWD/.kagent-ray-token-$SLURM_JOB_ID"
 (umask 077; {python} -c 'import secrets; print(secrets.token_hex(32))' > "$RAY_AUTH_TOKEN_PATH")
 pid="$PWD/.kagent-pid-$SLURM_JOB_ID"
-trap 'rm -f "$RAY_AUTH_TOKEN_PATH" "$pid"' EXIT
+clean() {{ rm -f "$RAY_AUTH_TOKEN_PATH" "$pid"; }}
+trap clean EXIT
 
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 more=({own})
@@ -60,13 +61,13 @@ srun --export=ALL --kill-on-bad-exit=1 ray symmetric-run \\
 late=no
 stop() {{ kill -TERM "$(cat "$pid" 2>/dev/null || echo $!)"; }}
 trap 'late=yes; stop' USR1
-trap stop TERM
+trap 'late=no; stop' TERM  # somebody cancels the job
 wait $!; status=$?
 while kill -0 $! 2>/dev/null; do wait $!; status=$?; done  # a signal ends the first wait
 # Slurm does not queue a job again whose time is over. {times} times are enough for any search, and
 # an end to one that gets nowhere.
 if [ $late = yes ] && [ $status != 0 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {times} ]; then
-    rm -f "$RAY_AUTH_TOKEN_PATH" "$pid"
+    clean  # Slurm may end this script before it does so itself
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit $status

@@ -315,7 +315,12 @@ echo "ray has ended" >> log; exit $status
 STANDS_FOR_KAGENT = """
 import os, pathlib, signal, sys, time
 
+ends = iter(range(int(os.environ["SIGNALS"]))[::-1])
+
 def end(*_):
+    print("told to end", flush=True)
+    if next(ends):
+        return
     time.sleep(0.3)
     print("kept", file=open("log", "a"))
     sys.exit(130)
@@ -360,20 +365,24 @@ def test_a_job_near_its_end_keeps_its_run_and_is_queued_again_to_go_on(tmp_path,
         "SLURM_NNODES": "1",
         "SLURM_CPUS_PER_TASK": "8",
     }
-    # The time is nearly over; the same after as many turns as are allowed; a user cancels it.
-    for number, restarts in ((signal.SIGUSR1, 0), (signal.SIGUSR1, 20), (signal.SIGTERM, 1)):
-        environment["SLURM_RESTART_COUNT"] = str(restarts)
+    # The time is nearly over; the same after as many turns as are allowed; a user cancels the job,
+    # also then.
+    late, ends = signal.SIGUSR1, signal.SIGTERM
+    for signals, restarts in (((late,), 0), ((late,), 20), ((ends,), 1), ((late, ends), 1)):
+        environment |= {"SLURM_RESTART_COUNT": str(restarts), "SIGNALS": str(len(signals))}
         with subprocess.Popen(
             ["bash", "x.sbatch"], env=environment, stdout=subprocess.PIPE, text=True
         ) as script:
             assert script.stdout.readline() == "started\n"
-            script.send_signal(number)
+            for number in signals:
+                script.send_signal(number)
+                assert script.stdout.readline() == "told to end\n"
             assert script.wait(30) == 130
     command = "8 cores: -m kagent evolve softmax --on ray --runs runs/slurm-7"
     ended = ["kept", "ray has ended"]
     log = (job / "log").read_text().splitlines()
     again = [f"{command} --resume latest", *ended]
-    assert log == [command, *ended, "requeue 7", *again, *again]
+    assert log == [command, *ended, "requeue 7", *again, *again, *again]
     assert [p.name for p in job.glob(".kagent*")] == []
 
 
