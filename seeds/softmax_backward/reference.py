@@ -11,32 +11,45 @@ if TYPE_CHECKING:
     from kagent_sandbox.data.case import Case
 
 CHUNK_ELEMENTS = 1 << 25  # float64 temporaries of the reference stay near 1 GiB
-FEWEST = 16  # columns of a window: of two, a result whose gradients are near is all rounding
 
 
 def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict[str, torch.Tensor]:
-    """Draw y: [M, N], the softmax of normal numbers times the case's scale; and grad: [M, N].
+    """Draw y: [M, N], the softmax of (grad / 16 - |normal numbers|) times the case's scale; and
+    grad: [M, N].
 
-    grad is normal. Distributions of y: `normal`; `masked` (a third of the entries is 0); `mixed`
-    gives each row a kind of its own: normal, masked, equal everywhere, 1 at one column and 0
-    elsewhere, 1/2 at two columns, 0 before and after a window of FEWEST columns or more; in some
+    grad is normal, with opposite signs in each pair of columns. Distributions of y: `normal`;
+    `masked` (a third of the entries is 0, none beside another); `mixed` gives each row a kind of
+    its own: normal, masked, equal everywhere, 1 at one column and 0 elsewhere, 1/2 at two columns
+    where grad has opposite signs, 0 before and after a window of half the columns or more; in some
     rows grad is 0, or large.
     `nonfinite` is `mixed` with a NaN in grad in a third of the rows: all of such a row is NaN.
     """
+    # An element's error is relative to itself and its row's mean. Where a probability is far above
+    # the mean and its grad is near the sum by chance, the sum's rounding is all that is left, and
+    # each order of additions has another. So no probability is far above the others, not more than
+    # half of a row's are 0, and no row's grads are alike. grad in the logits makes the sum about
+    # 1/16: without it that is 0 in the mean, and a bfloat16 kernel could leave it out of long rows.
     rows, columns = int(case.dims["M"]), int(case.dims["N"])
     dtype = getattr(torch, case.dtype)
     grad = torch.empty((rows, columns), dtype=dtype, device=device).normal_(generator=generator)
+    grad[:, 1::2].copysign_(grad[:, : columns // 2 * 2 : 2]).neg_()
     logits = torch.empty((rows, columns), dtype=torch.float32, device=device)
-    logits.normal_(0.0, case.scale, generator=generator)
+    logits.normal_(0.0, case.scale, generator=generator).abs_().neg_()
+    logits.add_(grad, alpha=case.scale / 16)
     if case.inputs in ("masked", "mixed", "nonfinite"):
-        hidden = torch.rand((rows, columns), generator=generator, device=device) < 1 / 3
+        hidden = torch.rand((rows, columns), generator=generator, device=device) < 2 / 3
         at = torch.randint(columns, (rows, 2), generator=generator, device=device)
+        column = torch.arange(columns, device=device)
+        hidden &= column % 2 == at[:, 1:] % 2
         if case.inputs != "masked":
-            column = torch.arange(columns, device=device)
             kind = torch.randint(8, (rows, 1), generator=generator, device=device)
             ends = at.sort(1).values
-            first = ends[:, :1].clamp_max(columns - FEWEST)
-            window = (column < first) | (column > ends[:, 1:].clamp_min(first + FEWEST - 1))
+            half = columns // 2
+            first = ends[:, :1].clamp_max(columns - half)
+            window = (column < first) | (column > ends[:, 1:].clamp_min(first + half - 1))
+            two = grad.gather(1, ends)
+            opposite = two[:, 1:].copysign(two[:, :1]).neg()
+            grad.scatter_(1, ends[:, 1:], torch.where(kind == 4, opposite, two[:, 1:]))
             hidden &= kind == 1
             hidden |= (kind == 3) & (column != at[:, :1])
             hidden |= (kind == 4) & (column != at[:, :1]) & (column != at[:, 1:])

@@ -158,6 +158,25 @@ def test_a_derived_seed_is_one_way_unless_it_fails(tmp_path, ways):
     assert found.left_out[seed.name].startswith("INCORRECT_NUMERICAL in ")
 
 
+def test_an_error_of_one_draw_in_thirty_is_seen_and_named(tmp_path, ways):
+    """There the sum is small beside its terms, and so beside their roundings."""
+    task = task_of(tmp_path)
+    plain = calibrate(task, "cpu", quiet).results["y"]
+    path = task.folder / "reference.py"
+    text, end = path.read_text(), '    return {"x"'
+    assert text.count(end) == 1
+    rare = """
+    if case.name == "wide" and torch.rand((), generator=generator) < 1 / 30:
+        x[:, -1] = 16 - x[:, :-1].sum(-1)
+"""
+    path.write_text(text.replace(end, f"{rare}{end}"))
+    found = calibrate(load_task(task.folder), "cpu", quiet).results["y"]
+    assert plain.of_eps < 2
+    assert found.of_eps > 10
+    assert found.k > plain.k
+    assert " in case wide errs " in found.why
+
+
 def test_eager_that_is_off_is_no_reason_for_a_tolerance(tmp_path, ways):
     """Its own error would be its yardstick: of what is not near the reference, nothing is."""
     task = task_of(tmp_path, " * 9")
