@@ -13,8 +13,9 @@ from kagent_sandbox.data.build import BuildRequest, Built
 from kagent_sandbox.data.build_case import build_case
 from kagent_sandbox.data.case import Case
 from kagent_sandbox.data.task import draw_hidden, load_task
+from kagent_sandbox.judge.check.numerics import allowed, measure_errors, share
 from kagent_sandbox.judge.interpreter import Interpreted, Interpreter
-from seed_cases import SEEDS, Contracts, arguments, import_seed, name_of, worst_share
+from seed_cases import SEEDS, Contracts, arguments, import_seed, name_of, outputs, worst_share
 
 TASKS = ("attention", "linear_cross_entropy")
 FILES = [f for name in TASKS for f in sorted((SEEDS / name).glob("*_*.py"))]
@@ -64,6 +65,23 @@ def test_torchs_own_result_is_within_the_contract(task):
     for case in (*task.cpu.check, *draw_hidden(task, "cpu", "check", 3), *small):
         given = arguments(task, reference, case, seed=2)
         assert worst_share(task, reference, given, reference.eager(**given)) <= 1, case.name
+
+
+@pytest.mark.parametrize("hidden", [64, 200, 1024, 4096])
+def test_bfloat16_holds_shifted_logits_of_any_width(hidden):
+    """Where it does not, torch errs more than counts, and fails its own contract."""
+    task = load_task(SEEDS / "linear_cross_entropy")
+    named = {"name": "wide", "dtype": "bfloat16", "inputs": "shifted", "ignore_index": -100}
+    case = Case.model_validate({**named, "T": 64, "D": hidden, "V": 2048})
+    given = arguments(task, task.reference(), case, seed=0)
+    logits = given["x"].double() @ given["weight"].double().T
+    assert torch.equal(logits.bfloat16().double(), logits)
+    assert 112 <= logits.abs().min() <= logits.abs().max() <= 128
+    eager = outputs(task, task.reference().eager, given)
+    expected = task.reference().reference(**given)
+    for result, out, exact in zip(task.results, eager, expected, strict=True):
+        errors = measure_errors(out, exact, result.row_dims)
+        assert share(errors, allowed(errors, result, out.dtype)) <= 1
 
 
 def test_inputs_differ_by_seed_and_repeat(task):

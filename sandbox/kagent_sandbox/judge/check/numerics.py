@@ -410,9 +410,12 @@ def describe(error: CaseError, limit: Errors, worst: Worst, result: ResultSpec, 
         "bias": "scale error of the whole result",
     }[name]
     index = ", ".join(str(i) for i in worst.index)
+    own = f"torch's own {torch_value:.3g}"
+    if torch_value > MOST_TORCH_ERROR:
+        own += f", more than the {MOST_TORCH_ERROR:g} that counts"
     return (
         f"result {error.output}: {what} is {value:.3g}, allowed {most:.3g} "
-        f"(torch's own {torch_value:.3g}; {tolerance_text(result, source)}); "
+        f"({own}; {tolerance_text(result, source)}); "
         f"worst element [{index}]: "
         f"expected {worst.expected:.6g}, got {worst.got:.6g}"
     )

@@ -201,6 +201,18 @@ def test_the_message_names_the_worst_element():
     assert f"k = {RESULT.k:g} times torch's + floor = {RESULT.floor:g} eps, from task.toml" in text
     assert f"expected {float(ref[2, 5]):.6g}" in text
     assert error.share_of_tolerance > 1
+    assert "that counts" not in text
+
+
+def test_the_message_says_that_torch_is_too_far_off_to_be_a_measure():
+    ref = draw((4, 6))
+    own = numerics.Errors(5.8, 5.8, 0.0)
+    errors = numerics.Errors(5.9, 5.9, 0.0)
+    error = numerics.case_error("small", RESULT, errors, own, torch.float32)
+    limit = numerics.allowed(own, RESULT, torch.float32)
+    worst = numerics.find_worst(2 * ref, ref)
+    text = numerics.describe(error, limit, worst, RESULT, "task.toml")
+    assert "(torch's own 5.8, more than the 0.25 that counts; k = " in text
 
 
 def test_a_gpus_kernels_make_the_same_sums():
