@@ -27,6 +27,7 @@ import argparse
 import hashlib
 import json
 import os
+import shutil
 import sys
 import tarfile
 import threading
@@ -47,6 +48,7 @@ from kagent.suite.results import ProblemResult, result_of
 from kagent.suite.running import Slot, slots_of
 from kagent.tasks import task_names
 from kagent.text import interval_text
+from kagent_sandbox.cache import cache_folder
 from kagent_sandbox.device.cpu.facts import usable_cores
 from kagent_sandbox.errors import KagentError
 from limited import Ended, Running
@@ -210,7 +212,11 @@ def export(session: Session) -> None:
         words = ["export", runs[task], "--runs", str(session.work / "suite" / RUNS)]
         words += ["--to", str(to), "--name", f"only_{task}", "--device", slot.device]
         words += ["--allow-slower"] if session.allow_slower else []
+        own = cache_folder() / "export" / f"only_{task}-tests.log"
+        own.unlink(missing_ok=True)
         code = command(session, session.log("export", task), *KAGENT, *words)
+        if code and own.exists():  # what the library's own tests printed, when they failed
+            shutil.copy(own, session.log("own_tests", task))
         return "" if not code else f"{ended(code)}: {last_line(session.log('export', task))}"
 
     at_once(session, "export", [t for t in runs if not is_library(session.work / "each" / t)], one)
