@@ -7,6 +7,7 @@ prediction is exact but for the noise, since the choice costs nothing on the dev
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from kagent.search.tunables import read_tunables
 GAIN = 0.004  # log speed-up over the better of the two that is worth a longer file; or their noise
 ERRORS = 2.0  # standard errors of the two by which the file should beat the incumbent
 MAX_PARTS = 3
+_FLAG = math.log(2)  # what a flag counts for, beside the widths of gaps between sizes
 FAMILIES = 12  # best structures that are paired
 PER_FAMILY = 2  # best candidates of each of them
 
@@ -116,7 +118,11 @@ def best_crossing(
 
 
 def splits(task: Task, cases: Sequence[Case]) -> Iterator[tuple[BranchCondition, list[str]]]:
-    """Conditions on a call's arguments that hold for some of the cases, and for which."""
+    """Conditions on a call's arguments that hold for some of the cases, and for which.
+
+    Where several separate the cases alike, the first is the likeliest cause: that with the widest
+    gap. 16 and 4096 tokens are further apart than 8192 and 14336 outputs.
+    """
     found = {d: {c.dims[d] for c in cases} for d in _expressions(task)}
     values_of = {
         dim: sorted(cast("set[float]", values))
@@ -124,27 +130,30 @@ def splits(task: Task, cases: Sequence[Case]) -> Iterator[tuple[BranchCondition,
         if all(isinstance(v, int | float) for v in values)
     }
     expressions = {d: e for d, e in _expressions(task).items() if d in values_of}
-    # Where two dimensions separate the cases alike, the one that varies more is the likelier cause,
-    # and then the inner one: the length of a row rather than the number of rows.
-    inner_first = list(expressions)[::-1]
-    for dim in sorted(inner_first, key=lambda d: -len(values_of[d])):
-        expression, values = expressions[dim], values_of[dim]
+    found_by_width: list[tuple[float, BranchCondition, list[str]]] = []
+    # Of dimensions, the inner ones first: the length of a row rather than the number of rows.
+    for dim, expression in list(expressions.items())[::-1]:
+        values = values_of[dim]
         if len(values) < 2:
             continue
         if all(isinstance(v, bool) for v in values):
             holds = [c.name for c in cases if c.dims[dim]]
-            yield BranchCondition(expression, f"{dim}: {task.dims[dim]}"), holds
+            choice = BranchCondition(expression, f"{dim}: {task.dims[dim]}")
+            found_by_width.append((_FLAG, choice, holds))
             continue
-        for value in values[:-1]:
-            constant = f"{dim.upper()}_SPLIT"
+        middles = tuple(_middle(a, b) for a, b in itertools.pairwise(values))
+        for middle, (below, above) in zip(middles, itertools.pairwise(values), strict=True):
             choice = BranchCondition(
                 condition=f"{expression} <= {{constant}}",
                 because=f"{task.dims[dim]}; up to here the first kernel is faster",
-                constant=constant,
-                value=value,
-                values=tuple(values[:-1]),
+                constant=f"{dim.upper()}_SPLIT",
+                value=middle,
+                values=middles,
             )
-            yield choice, [c.name for c in cases if cast("float", c.dims[dim]) <= value]
+            holds = [c.name for c in cases if cast("float", c.dims[dim]) <= middle]
+            found_by_width.append((_width(below, above), choice, holds))
+    for _, choice, holds in sorted(found_by_width, key=lambda f: -f[0]):
+        yield choice, holds
     dtypes = sorted({c.dtype for c in cases})
     tensor = next(
         (i for i, a in enumerate(task.arguments) if a.dtype == "$dtype" and a.shape), None
@@ -156,6 +165,18 @@ def splits(task: Task, cases: Sequence[Case]) -> Iterator[tuple[BranchCondition,
                 BranchCondition(f"{{{tensor}}}.dtype == torch.{dtype}", "faster for this dtype"),
                 holds,
             )
+
+
+def _width(below: float, above: float) -> float:
+    """How far apart two values are: the logarithm of their ratio, where they have one."""
+    return math.log(above / below) if below > 0 else math.inf
+
+
+def _middle(below: float, above: float) -> float:
+    """A value between two, or the lower one; what is known of neither side favours no side."""
+    middle = math.sqrt(below * above) if below > 0 else below
+    whole = isinstance(below, int) and isinstance(above, int)
+    return int(middle) if whole else middle
 
 
 def _draft(setting: Setting, lineage: Lineage, crossing: Crossing) -> Draft | None:

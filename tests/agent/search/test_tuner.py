@@ -12,6 +12,7 @@ from kagent.search import recombine
 from kagent.search.select import select
 from kagent.search.tunables import read_tunables
 from kagent.search.tuner import Tuner, propose
+from kagent.tasks import find_task
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from simulated_evolution import SEEDS, evolution, setting
 from simulated_landscape import toy_source, toy_task
@@ -167,10 +168,29 @@ def test_recombination_takes_each_kernel_where_it_is_faster(task):
     assert draft.name == "cpp_plain+cpp_wide"
     assert "if x.shape[-1] <= N_SPLIT:\n        return _toy_plain(x)" in draft.source
     split = next(t for t in read_tunables(draft.source).items if t.name == "N_SPLIT")
-    assert (split.current, split.values) == (64, (16, 64))
+    assert (split.current, split.values) == (128, (32, 128))  # between 16, 64 and 256
     best = (100.0 * 99.0 * 60.0) ** (1 / 3)
     first = (100.0 * 99.0 * 100.0) ** (1 / 3)
     assert draft.predicted == pytest.approx(first / best)
+
+
+def test_of_sizes_that_separate_alike_the_widest_gap_is_the_cause():
+    """Of fp8_linear's benchmarks, 16 tokens have 14336 outputs, 4096 and 8192 have fewer: the split
+    was by outputs, and a hidden shape of 2299 tokens and 11168 outputs got the kernel of few.
+    """
+    task = find_task("fp8_linear")
+    cases = task.gpu.bench
+    few = next(c for c in cases if c.dims["M"] == 16)
+    (first, *_) = (c for c, holds in recombine.splits(task, cases) if holds == [few.name])
+    assert first.condition == "{0}.shape[0] <= {constant}"
+    assert (first.constant, first.value) == ("M_SPLIT", 256)  # between 16 and 4096
+    assert first.values == (256, 5792)
+
+
+@given(st.lists(st.integers(0, 1 << 20), min_size=2, max_size=2, unique=True))
+def test_the_middle_separates_both_sides(sizes):
+    below, above = sorted(sizes)
+    assert below <= recombine._middle(below, above) < above
 
 
 def test_a_gain_within_the_noise_is_no_reason_to_recombine(task):
