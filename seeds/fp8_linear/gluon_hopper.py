@@ -25,7 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-OUTPUTS = 256  # of a tile: 128 sums and 64 partial ones a thread
+OUTPUTS = 256  # of a tile: 128 sums and 64 partial ones a thread; 128 where tiles would be few
 STAGES = 4  # of the ring, 48 KiB each
 BAND = 8  # rows of tiles that are taken together: their operands are found in the L2 cache
 TUNE = {"OUTPUTS": [128, 256], "STAGES": [3, 4], "BAND": [4, 8, 16]}
@@ -174,13 +174,15 @@ def fp8_linear(
         layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
         return TensorDescriptor.from_tensor(matrix, block, layout)
 
-    half = OUTPUTS // 2
     by_tma = outputs % 8 == 0  # else rows of the result begin between multiples of 16 bytes
-    rows, columns = triton.cdiv(tokens, 128), triton.cdiv(outputs, OUTPUTS)
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count
+    rows, wide = triton.cdiv(tokens, 128), OUTPUTS
+    if rows * triton.cdiv(outputs, wide) < processors:
+        wide = 128
+    half, columns = wide // 2, triton.cdiv(outputs, wide)
     _scaled_product[(min(rows * columns, processors),)](
         described(_for_tma(x), [128, 128], gl.float8e4nv),
-        described(_for_tma(weight), [OUTPUTS, 128], gl.float8e4nv),
+        described(_for_tma(weight), [wide, 128], gl.float8e4nv),
         described(y if by_tma else y.new_empty((64, half)), [64, half], gl.bfloat16),
         y,
         scale_x,
@@ -190,7 +192,7 @@ def fp8_linear(
         summed,
         tokens,
         outputs,
-        OUTPUTS=OUTPUTS,
+        OUTPUTS=wide,
         STAGES=STAGES,
         BAND=BAND,
         BY_TMA=by_tma,

@@ -1,7 +1,7 @@
 """Linear layer of 8-bit floating-point numbers: tiles of the result in the tensor cores.
 
-Few tokens get flat tiles, whose cost is reading the weight once; many get square ones. Programs
-take tiles in groups of rows, so that operands are found in the L2 cache. Products of a tile are
+Few tokens get flat tiles, whose cost is reading the weight once; many get square ones, narrower
+ones where there would be fewer than two for each SM. Programs take tiles in groups of rows, so that operands are found in the L2 cache. Products of a tile are
 added up in float32 after each 128 of them: Hopper's tensor cores keep fewer digits.
 """
 
@@ -11,6 +11,7 @@ import triton.language as tl
 
 SUMMED = 128  # of the summed dimension at a time: a cache line of 8-bit numbers
 OUTPUTS = 128  # of a tile of many tokens
+MIDDLE_OUTPUTS = 64  # where tiles of OUTPUTS are too few to fill the GPU
 FEW_OUTPUTS = 32  # of a tile of few tokens: narrow, so that many programs read at once
 STAGES = 4  # tiles of operands in flight
 GROUP = 8  # rows of tiles that are taken together
@@ -73,7 +74,11 @@ def fp8_linear(
     few = tokens <= 64
     of_tile = min(max(triton.next_power_of_2(tokens), 16), 128)
     wide = FEW_OUTPUTS if few else OUTPUTS
-    programs = triton.cdiv(tokens, of_tile) * triton.cdiv(outputs, wide)
+    rows = triton.cdiv(tokens, of_tile)
+    processors = torch.cuda.get_device_properties(x.device).multi_processor_count
+    if not few and rows * triton.cdiv(outputs, wide) < 2 * processors:
+        wide = MIDDLE_OUTPUTS
+    programs = rows * triton.cdiv(outputs, wide)
     scaled_product[(programs,)](
         x,
         weight,
