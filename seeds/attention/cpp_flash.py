@@ -87,7 +87,7 @@ static inline float fold(float* score, int visible, float scale_log2, float& max
 #pragma omp simd reduction(max : largest)
   for (int j = 0; j < visible; ++j) largest = std::max(largest, score[j]);
   const float next = std::max(maximum, largest * scale_log2);
-  // In 16 partial sums on every processor: of the 8 that AVX2's registers suggest, rounding adds up.
+  // In 16 sums on every processor: in the 8 that AVX2's registers suggest, rounding adds up.
   float part[16] = {};
   for (int j = 0; j < BLOCK_N; j += 16) {
 #pragma omp simd

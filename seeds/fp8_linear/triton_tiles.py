@@ -1,8 +1,9 @@
 """Linear layer of 8-bit floating-point numbers: tiles of the result in the tensor cores.
 
 Few tokens get flat tiles, whose cost is reading the weight once; many get square ones, narrower
-ones where there would be fewer than two for each SM. Programs take tiles in groups of rows, so that operands are found in the L2 cache. Products of a tile are
-added up in float32 after each 128 of them: Hopper's tensor cores keep fewer digits.
+ones where there would be fewer than two for each SM. Programs take tiles in groups of rows, so that
+operands are found in the L2 cache. Products of a tile are added up in float32 after each 128 of
+them: Hopper's tensor cores keep fewer digits.
 """
 
 import torch

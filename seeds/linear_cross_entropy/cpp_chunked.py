@@ -57,12 +57,23 @@ static float row_loss(float* __restrict z, int64_t vocab, int64_t target, float 
 #pragma omp simd reduction(max : maximum)
   for (int64_t i = 0; i < vocab; ++i) maximum = std::max(maximum, z[i]);
 
-  float sum = 0.0f;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < vocab; ++i) {
-    z[i] = exp_nonpositive(z[i] - maximum);
-    sum += z[i];
+  // In 32 sums on every processor: in the 8 that AVX2's registers suggest, rounding adds up.
+  float part[32] = {};
+  int64_t start = 0;
+  for (; start + 32 <= vocab; start += 32) {
+#pragma omp simd
+    for (int i = 0; i < 32; ++i) {
+      z[start + i] = exp_nonpositive(z[start + i] - maximum);
+      part[i] += z[start + i];
+    }
   }
+  for (int i = 0; start + i < vocab; ++i) {
+    z[start + i] = exp_nonpositive(z[start + i] - maximum);
+    part[i] += z[start + i];
+  }
+  for (int width = 16; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) part[i] += part[i + width];
+  const float sum = part[0];
 
   const float scale = share / sum;
 #pragma omp simd

@@ -52,17 +52,19 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     if case.inputs == "shifted":
         # Half of the dimensions or more move all logits of a token. Their gradient is 0, the
         # rounding of a sum: where inputs and weights are no larger there than elsewhere, it stays
-        # small. At most 16 of the others are not 0 in a token, so that all logits are multiples of
-        # 0.5 up to 128, which bfloat16 holds; of a wider sum torch itself rounds too much away to
-        # be a measure.
+        # small. Few of the others are not 0 in a token: in 16 bits 16, so that all logits are
+        # multiples of 0.5 up to 128, which bfloat16 holds. Of a wider sum torch itself rounds too
+        # much away to be a measure; and where one logit has all of the probability, the gradient
+        # is what is left of a difference.
         moved = 1 << (3 * hidden // 4).bit_length() - 1  # 120 / (moved / 2) has four bits
-        few = min(1.0, 16 / (hidden - moved))
-        sparse = torch.rand(tokens, hidden, generator=generator, device=device) < few
-        counted = sparse & (sparse.cumsum(1) - sparse[:, :moved].sum(1, keepdim=True) <= 16)
+        most, size = (16, 0.5) if dtype.itemsize == 2 else (128, 0.25)
+        share = min(1.0, most / (hidden - moved))
+        sparse = torch.rand(tokens, hidden, generator=generator, device=device) < share
+        counted = sparse & (sparse.cumsum(1) - sparse[:, :moved].sum(1, keepdim=True) <= most)
         sign = torch.randint(2, (tokens, 1), generator=generator, device=device) * 2 - 1
         x *= counted
-        weight = 0.5 * weight.sign()
-        x[:, :moved], weight[:, :moved] = 240.0 / moved * sign, 0.5
+        weight = size * weight.sign()
+        x[:, :moved], weight[:, :moved] = 120.0 / (moved * size) * sign, size
     elif case.inputs == "spiked":
         weight = torch.where(weight.abs() > 1.5 * WEIGHT_DEVIATION, weight.sign(), 0.0)
         # Dimension i belongs to one column of the vocabulary, and is large in that column's weight.
