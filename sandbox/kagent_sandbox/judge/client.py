@@ -348,8 +348,8 @@ class JudgeClient:
 
     def _race(self, contenders: Sequence[Contender], *, hidden: bool, baselines: bool) -> Race:
         entrants = tuple(self._entrant(c, *(o.built for o in contenders)) for c in contenders)
-        if hidden and baselines and contenders:  # of visible cases, the compiler's cache is warm
-            self._ask("ahead", {"hidden": True})
+        if baselines and contenders:  # of visible cases that were timed here, the code is there
+            self._ask("ahead", {"hidden": hidden, "cached": True})
         request = to_json(RaceRequest(entrants, hidden, baselines))
         race = from_json(Race, self._ask("race", {"request": request}))
         self._timed = True

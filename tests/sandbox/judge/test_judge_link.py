@@ -9,7 +9,7 @@ from kagent_sandbox.data.device import Ceilings, DeviceFacts
 from kagent_sandbox.data.race import Race
 from kagent_sandbox.data.records import to_json
 from kagent_sandbox.errors import ChildDied, JudgeMoved, MachineError
-from kagent_sandbox.judge.client import JudgeClient
+from kagent_sandbox.judge.client import Contender, JudgeClient
 from kagent_sandbox.judge.protocol import USES
 from kagent_sandbox.judge.timing.noise import Noise
 
@@ -131,6 +131,27 @@ def test_ceilings_that_do_not_bound_the_task_may_differ():
     assert judge.ceilings_apart(CEILINGS, slow) == 0
     product, _ = client(FACTS, task=SOFTMAX.parent / "attention")
     assert product.ceilings_apart(CEILINGS, slow) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("hidden", "baselines"), [(True, True), (False, True), (True, False)])
+def test_what_torch_times_in_a_race_is_compiled_before_it(hidden, baselines):
+    """Of visible cases, too: a library's export on a machine that timed no baselines compiled them
+    one after the other, alone with the device.
+    """
+    asked = []
+
+    class Recording(MadeLink):
+        def ask(self, verb, request, blobs, on_progress):
+            asked.append((verb, request))
+            return super().ask(verb, request, blobs, on_progress) if verb in self.answers else {}
+
+    link = Recording(FACTS, CEILINGS, dies=False)
+    judge = JudgeClient(SOFTMAX, "cpu", 1, connect=lambda: link)
+    candidate = Built("source", "tree", "cpu", ({},), {}, {}, 0.0, "")
+    judge.race([Contender("1", candidate, {})], hidden=hidden, baselines=baselines)
+    ahead = [(r["hidden"], r["cached"]) for verb, r in asked if verb == "ahead"]
+    assert ahead == ([(hidden, True)] if baselines else [])
+    assert asked[-1][0] == "race"
 
 
 def test_processes_that_compile_ahead_start_and_end_while_nobody_is_timed():
