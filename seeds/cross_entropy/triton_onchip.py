@@ -5,6 +5,8 @@ since the gradient is divided by it. Pays while a row fits the registers of one 
 are 32 values for each of 1024 threads. Beyond that `triton_online` or `cuda_cluster` is better.
 """
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -25,19 +27,24 @@ def count_targets(target_ptr, count_ptr, rows, ignore_index, BLOCK: tl.constexpr
     tl.store(count_ptr, tl.sum(counts, 0).to(tl.float32))
 
 
-@triton.jit
+# The compiler knows of a number only whether 16 divides it. Strides and columns come in words of
+# WORD elements: of words * WORD it sees that WORD divides it, and loads and stores whole words.
+# They are not worth kernels of their own for 1 and for multiples of 16.
+@triton.jit(do_not_specialize=["stride_words", "words"])
 def loss_and_gradient(
     logits_ptr,
     target_ptr,
     count_ptr,
     loss_ptr,
     grad_ptr,
-    stride,
-    columns,
+    stride_words,
+    words,
     ignore_index,
+    WORD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     LOG2E: tl.constexpr = 1.4426950408889634
+    stride, columns = stride_words.to(tl.int64) * WORD, words * WORD
     row = tl.program_id(0).to(tl.int64)  # rows * columns can exceed 32 bits
     column = tl.arange(0, BLOCK)
     inside = column < columns
@@ -83,15 +90,17 @@ def cross_entropy(
     count_targets[(1,)](target, count, rows, ignore_index, BLOCK=2048, num_warps=8)
     block = triton.next_power_of_2(columns)
     warps = min(max(block // (32 * ELEMENTS_PER_THREAD), 1), 32)
+    word = math.gcd(columns, logits.stride(0), 16 // logits.element_size())
     loss_and_gradient[(rows,)](
         logits,
         target,
         count,
         losses,
         grad,
-        logits.stride(0),
-        columns,
+        logits.stride(0) // word,
+        columns // word,
         ignore_index,
+        WORD=word,
         BLOCK=block,
         num_warps=warps,
     )

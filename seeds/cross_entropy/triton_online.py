@@ -5,6 +5,8 @@ and writes the gradient. Pays for rows that do not fit the registers of a block:
 on each SM the rows in flight stay in the L2 cache, so that the second read costs no DRAM traffic.
 """
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -27,20 +29,25 @@ def count_targets(target_ptr, count_ptr, rows, ignore_index, BLOCK: tl.constexpr
     tl.store(count_ptr, tl.sum(counts, 0).to(tl.float32))
 
 
-@triton.jit(do_not_specialize=["rows"])
+# The compiler knows of a number only whether 16 divides it. Strides and columns come in words of
+# WORD elements: of words * WORD it sees that WORD divides it, and loads and stores whole words.
+# They are not worth kernels of their own for 1 and for multiples of 16.
+@triton.jit(do_not_specialize=["stride_words", "rows", "words"])
 def loss_and_gradient(
     logits_ptr,
     target_ptr,
     count_ptr,
     loss_ptr,
     grad_ptr,
-    stride,
+    stride_words,
     rows,
-    columns,
+    words,
     ignore_index,
+    WORD: tl.constexpr,
     TILE: tl.constexpr,
 ):
     LOG2E: tl.constexpr = 1.4426950408889634
+    stride, columns = stride_words.to(tl.int64) * WORD, words * WORD
     lane = tl.arange(0, TILE)
     tiles = tl.cdiv(columns, TILE)
     first = tl.program_id(0).to(tl.int64)  # rows * columns can exceed 32 bits
@@ -121,16 +128,18 @@ def cross_entropy(
     processors = torch.cuda.get_device_properties(logits.device).multi_processor_count
     # A block of many warps leaves room for fewer programs; short rows need more of them in flight.
     programs = min(rows, processors * PROGRAMS_PER_SM * max(16 // warps, 1))
+    word = math.gcd(columns, logits.stride(0), 16 // logits.element_size())
     loss_and_gradient[(programs,)](
         logits,
         target,
         count,
         losses,
         grad,
-        logits.stride(0),
+        logits.stride(0) // word,
         rows,
-        columns,
+        columns // word,
         ignore_index,
+        WORD=word,
         TILE=tile,
         num_warps=warps,
     )

@@ -3,8 +3,12 @@
 A program has a tile of whole rows, so that short rows (the heads of a query-key norm) fill it too.
 Many programs on an SM hide each other's latencies. Of long rows one or two programs fill its
 registers: these take rows in turns, and the next ones are on their way into shared memory
-(cp.async) while one is computed. The weight is read by every program; it stays in the L2 cache.
+(cp.async) while one is computed. Of rows that do not start at multiples of 16 bytes cp.async copies
+4 bytes at a time: such a row has a program of its own. The weight is read by every program; it
+stays in the L2 cache.
 """
+
+import math
 
 import torch
 import triton
@@ -35,19 +39,23 @@ def _norm(x_ptr, weight, y_ptr, row, column, stride, rows, columns, eps):
     tl.store(y_ptr + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
-# `rows` only bounds a mask: it is not worth kernels of its own for 1 row and for multiples of 16.
-@triton.jit(do_not_specialize=["rows"])
+# The compiler knows of a number only whether 16 divides it. Strides and columns come in words of
+# WORD elements: of words * WORD it sees that WORD divides it, and loads and stores whole words.
+# They are not worth kernels of their own for 1 and for multiples of 16.
+@triton.jit(do_not_specialize=["stride_words", "rows", "words"])
 def rms_norm_rows(
     x_ptr,
     weight_ptr,
     y_ptr,
-    stride,
+    stride_words,
     rows,
-    columns,
+    words,
     eps,
+    WORD: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    stride, columns = stride_words.to(tl.int64) * WORD, words * WORD
     # In 64 bits: rows * stride can exceed 32.
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
@@ -55,19 +63,21 @@ def rms_norm_rows(
     _norm(x_ptr, weight, y_ptr, row, column, stride, rows, columns, eps)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["stride_words", "rows", "words"])
 def rms_norm_in_turns(
     x_ptr,
     weight_ptr,
     y_ptr,
-    stride,
+    stride_words,
     rows,
-    columns,
+    words,
     eps,
+    WORD: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
 ):
+    stride, columns = stride_words.to(tl.int64) * WORD, words * WORD
     column = tl.arange(0, BLOCK)[None, :]
     weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0)
     first = tl.program_id(0).to(tl.int64) * ROWS
@@ -83,8 +93,10 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     together = max(TILE // block, 1)
     warps = min(max(together * block // (32 * ELEMENTS_PER_THREAD), 1), 32)
     programs = triton.cdiv(rows, together)
-    args = (x, weight, y, x.stride(0), rows, columns, eps)
-    if columns < LONG:
+    word = math.gcd(columns, x.stride(0), 16 // x.element_size())
+    args = (x, weight, y, x.stride(0) // word, rows, columns // word, eps, word)
+    aligned = word * x.element_size() == 16 and x.storage_offset() % word == 0
+    if columns < LONG or not aligned:
         rms_norm_rows[(programs,)](*args, ROWS=together, BLOCK=block, num_warps=warps)
         return y
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count

@@ -6,6 +6,8 @@ second kernel, which starts while the first one drains, adds up the shares, in a
 Nothing that the forward pass knew is needed: a row's mean square comes with the row.
 """
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -36,12 +38,16 @@ def _load(
     return tl.load(at, mask=inside, other=0.0)
 
 
-# `rows` only bounds a loop: it is not worth kernels of its own for 1 row and for multiples of 16.
-@triton.jit(do_not_specialize=["rows"])
+# The compiler knows of a number only whether 16 divides it. Strides and columns come in words of
+# WORD elements: of words * WORD it sees that WORD divides it, and loads and stores whole words.
+# They are not worth kernels of their own for 1 and for multiples of 16.
+@triton.jit(do_not_specialize=["grad_words", "x_words", "rows", "words"])
 def rms_norm_backward_rows(
-    grad_ptr, x_ptr, weight_ptr, dx_ptr, share_ptr, grad_stride, x_stride, rows, columns, eps,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr, DEPENDENT: tl.constexpr,
+    grad_ptr, x_ptr, weight_ptr, dx_ptr, share_ptr, grad_words, x_words, rows, words, eps,
+    WORD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    grad_stride, x_stride, columns = grad_words * WORD, x_words * WORD, words * WORD
     first = tl.program_id(0) * ROWS
     step = tl.num_programs(0) * ROWS
     origin = tl.program_id(0).to(tl.int64) * 0  # makes places in memory numbers of 64 bits
@@ -87,11 +93,12 @@ def rms_norm_backward_rows(
     tl.store(share_row + column, whole, mask=column < columns)
 
 
-@triton.jit(do_not_specialize=["shares"])
+@triton.jit(do_not_specialize=["shares", "words"])
 def sum_of_shares(
-    share_ptr, dweight_ptr, shares, columns,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPENDENT: tl.constexpr,
+    share_ptr, dweight_ptr, shares, words,
+    WORD: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    columns = words * WORD
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     sums = tl.zeros([ROWS, COLUMNS], tl.float32)
     if DEPENDENT:
@@ -113,6 +120,8 @@ def rms_norm_backward(
 
     block = triton.next_power_of_2(columns)
     together = max(TILE // block, 1)
+    if together * max(grad.stride(0), x.stride(0)) >= 2**31:
+        together = 1  # places in a tile have 32 bits
     warps = min(max(together * block // (32 * ELEMENTS_PER_THREAD), 1), 32)
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count
     # More programs would wait for others to end. Several rows take some more registers.
@@ -122,7 +131,8 @@ def rms_norm_backward(
     most = min(turns, processors * resident)
     even = (p for p in range(most, most * 15 // 16, -1) if turns % p == 0)
     programs = next(even, most) if EVEN else most
-    starts = columns, grad.stride(0), x.stride(0), grad.storage_offset(), x.storage_offset()
+    word = math.gcd(columns, grad.stride(0), x.stride(0), 16 // x.element_size())
+    starts = word, grad.storage_offset(), x.storage_offset()
     aligned = all(n * x.element_size() % 16 == 0 for n in starts)  # else pointers fill registers
     # Launching the second kernel before the first one ends needs Hopper.
     dependent = torch.cuda.get_device_capability(x.device)[0] >= 9
@@ -133,11 +143,12 @@ def rms_norm_backward(
         weight,
         dx,
         shares,
-        grad.stride(0),
-        x.stride(0),
+        grad.stride(0) // word,
+        x.stride(0) // word,
         rows,
-        columns,
+        columns // word,
         eps,
+        WORD=word,
         ROWS=together,
         BLOCK=block,
         AHEAD=AHEAD,
@@ -151,7 +162,8 @@ def rms_norm_backward(
         shares,
         dweight,
         programs,
-        columns,
+        columns // word,
+        WORD=word,
         ROWS=min(triton.next_power_of_2(programs), 8192 // together),
         COLUMNS=together,
         DEPENDENT=dependent,

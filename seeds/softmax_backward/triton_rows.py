@@ -5,6 +5,8 @@ registers of a block are swept twice: once for the sum of grad · y, once, backw
 With two programs on each SM the second sweep finds them in the L2 cache.
 """
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -21,19 +23,24 @@ TUNE = {
 }
 
 
-# `rows` only bounds a mask: it is not worth kernels of its own for 1 row and for multiples of 16.
-@triton.jit(do_not_specialize=["rows"])
+# The compiler knows of a number only whether 16 divides it. Strides and columns come in words of
+# WORD elements: of words * WORD it sees that WORD divides it, and loads and stores whole words.
+# They are not worth kernels of their own for 1 and for multiples of 16.
+@triton.jit(do_not_specialize=["grad_words", "y_words", "rows", "words"])
 def softmax_backward_rows(
     grad_ptr,
     y_ptr,
     dx_ptr,
-    grad_stride,
-    y_stride,
+    grad_words,
+    y_words,
     rows,
-    columns,
+    words,
+    WORD: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    grad_stride, y_stride = grad_words.to(tl.int64) * WORD, y_words.to(tl.int64) * WORD
+    columns = words * WORD
     # In 64 bits: rows * stride can exceed 32.
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
@@ -44,10 +51,20 @@ def softmax_backward_rows(
     tl.store(dx_ptr + row * columns + column, dx.to(dx_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["grad_words", "y_words", "rows", "words"])
 def softmax_backward_swept(
-    grad_ptr, y_ptr, dx_ptr, grad_stride, y_stride, rows, columns, TILE: tl.constexpr
+    grad_ptr,
+    y_ptr,
+    dx_ptr,
+    grad_words,
+    y_words,
+    rows,
+    words,
+    WORD: tl.constexpr,
+    TILE: tl.constexpr,
 ):
+    grad_stride, y_stride = grad_words.to(tl.int64) * WORD, y_words.to(tl.int64) * WORD
+    columns = words * WORD
     lane = tl.arange(0, TILE)
     tiles = tl.cdiv(columns, TILE)
     first = tl.program_id(0).to(tl.int64)
@@ -76,7 +93,9 @@ def softmax_backward_swept(
 def softmax_backward(grad: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     rows, columns = y.shape
     dx = torch.empty((rows, columns), dtype=y.dtype, device=y.device)
-    args = (grad, y, dx, grad.stride(0), y.stride(0), rows, columns)
+    strides = grad.stride(0), y.stride(0)
+    word = math.gcd(columns, *strides, 16 // y.element_size())
+    args = (grad, y, dx, *(s // word for s in strides), rows, columns // word, word)
     if columns <= LONGEST:
         block = triton.next_power_of_2(columns)
         together = max(TILE // block, 1)

@@ -148,7 +148,7 @@ def test_a_triton_kernel_is_launched_as_it_was_measured(tmp_path, monkeypatch):
     assert grid == (70,)
     assert args[0] is x
     assert args[1] is y
-    assert options == {"BLOCK": 4096, "num_warps": 4}
+    assert options == {"WORD": 4, "BLOCK": 4096, "num_warps": 4}
     torch.testing.assert_close(module.softmax(x), torch.softmax(x, -1))  # a CPU's tensors: torch
     assert len(module.softmax_rows.launches) == 1
     with monkeypatch.context() as patch:
