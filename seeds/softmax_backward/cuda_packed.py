@@ -5,10 +5,15 @@ sum of grad · y over the row is known. One warp has a row up to 128 words, then
 cluster of blocks that exchanges the sums of its warps. A row of 65536 in bf16, 256 KiB of both
 tensors, thus takes four blocks of 256 threads, where one block would have to read it again.
 
-Long rows are looked ahead for: a block's first act is to have the L2 fetch its part of the row that
-starts AHEAD MiB later, so that the stream of reads goes on while blocks reduce and store. Rows that
-start anywhere, and those that are too long for a cluster, are swept twice.
+Rows that do not all start at multiples of 16 bytes come in words of 8, 4 or 2 bytes, more of them
+for each thread. Only rows that are too long for a cluster are swept twice.
+
+Long rows of whole words are looked ahead for: a block's first act is to have the L2 fetch its part
+of the row that starts AHEAD MiB later, so that the stream of reads goes on while blocks reduce and
+store.
 """
+
+import math
 
 import torch
 import triton
@@ -38,37 +43,65 @@ __device__ __forceinline__ void from_float(float x, __nv_bfloat16& y) {
   y = __float2bfloat16_rn(x);
 }
 
+// The elements of a word of 2, 4, 8 or 16 bytes, and back.
+template <typename T>
+__device__ __forceinline__ void unpack(unsigned short word, float* v) {
+  if constexpr (Same<T, __nv_bfloat16>::value)
+    v[0] = __uint_as_float(static_cast<unsigned>(word) << 16);
+  else
+    v[0] = __half2float(__ushort_as_half(word));
+}
+template <typename T>
+__device__ __forceinline__ void unpack(unsigned word, float* v) {
+  if constexpr (sizeof(T) == 4) {
+    v[0] = __uint_as_float(word);
+  } else if constexpr (Same<T, __nv_bfloat16>::value) {
+    v[0] = __uint_as_float(word << 16);
+    v[1] = __uint_as_float(word & 0xffff0000u);
+  } else {
+    const float2 f = __half22float2(*reinterpret_cast<const __half2*>(&word));
+    v[0] = f.x;
+    v[1] = f.y;
+  }
+}
+template <typename T>
+__device__ __forceinline__ void unpack(const uint2& word, float* v) {
+  unpack<T>(word.x, v);
+  unpack<T>(word.y, v + 4 / sizeof(T));
+}
 template <typename T>
 __device__ __forceinline__ void unpack(const uint4& word, float* v) {
-  const unsigned u[4] = {word.x, word.y, word.z, word.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if constexpr (sizeof(T) == 4) {
-      v[i] = __uint_as_float(u[i]);
-    } else if constexpr (Same<T, __nv_bfloat16>::value) {
-      v[2 * i] = __uint_as_float(u[i] << 16);
-      v[2 * i + 1] = __uint_as_float(u[i] & 0xffff0000u);
-    } else {
-      const float2 f = __half22float2(*reinterpret_cast<const __half2*>(&u[i]));
-      v[2 * i] = f.x;
-      v[2 * i + 1] = f.y;
-    }
-  }
+  unpack<T>(make_uint2(word.x, word.y), v);
+  unpack<T>(make_uint2(word.z, word.w), v + 8 / sizeof(T));
 }
 
 template <typename T>
-__device__ __forceinline__ uint4 pack(const float* v) {
-  unsigned u[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if constexpr (sizeof(T) == 4)
-      u[i] = __float_as_uint(v[i]);
-    else if constexpr (Same<T, __nv_bfloat16>::value)
-      asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(u[i]) : "f"(v[2 * i + 1]), "f"(v[2 * i]));
-    else
-      asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(u[i]) : "f"(v[2 * i + 1]), "f"(v[2 * i]));
-  }
-  return make_uint4(u[0], u[1], u[2], u[3]);
+__device__ __forceinline__ void pack(const float* v, unsigned short& word) {
+  if constexpr (Same<T, __nv_bfloat16>::value)
+    word = __bfloat16_as_ushort(__float2bfloat16_rn(v[0]));
+  else
+    word = __half_as_ushort(__float2half_rn(v[0]));
+}
+template <typename T>
+__device__ __forceinline__ void pack(const float* v, unsigned& word) {
+  if constexpr (sizeof(T) == 4)
+    word = __float_as_uint(v[0]);
+  else if constexpr (Same<T, __nv_bfloat16>::value)
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(v[1]), "f"(v[0]));
+  else
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(v[1]), "f"(v[0]));
+}
+template <typename T>
+__device__ __forceinline__ void pack(const float* v, uint2& word) {
+  pack<T>(v, word.x);
+  pack<T>(v + 4 / sizeof(T), word.y);
+}
+template <typename T>
+__device__ __forceinline__ void pack(const float* v, uint4& word) {
+  pack<T>(v, word.x);
+  pack<T>(v + 4 / sizeof(T), word.y);
+  pack<T>(v + 8 / sizeof(T), word.z);
+  pack<T>(v + 12 / sizeof(T), word.w);
 }
 
 __device__ __forceinline__ float warp_sum(float x) {
@@ -128,17 +161,31 @@ __device__ __forceinline__ void prefetch(const void* p, unsigned bytes) {
                :: "l"(__cvta_generic_to_global(p)), "r"(bytes));
 }
 
+__device__ __forceinline__ void change(unsigned& word, unsigned bits) { word ^= bits; }
+__device__ __forceinline__ void change(uint2& word, unsigned bits) {
+  word = make_uint2(word.x ^ bits, word.y ^ bits);
+}
 __device__ __forceinline__ void change(uint4& word, unsigned bits) {
   word = make_uint4(word.x ^ bits, word.y ^ bits, word.z ^ bits, word.w ^ bits);
+}
+
+// Asked for each time: the compiler would keep them.
+__device__ __forceinline__ unsigned thread_now() {
+  unsigned thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+__device__ __forceinline__ unsigned block_now() {
+  unsigned block;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+  return block;
 }
 
 // Of this thread: its row, and the first of its words in it.
 struct Place { long long row; int first; };
 template <int THREADS, int ROWS, int CLUSTER>
 __device__ __forceinline__ Place place() {
-  unsigned thread, block;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+  const unsigned thread = thread_now(), block = block_now();
   const int rank = CLUSTER > 1 ? cluster_rank() : 0;
   const long long row = static_cast<long long>(block / CLUSTER) * ROWS + thread / THREADS;
   return {row, rank * THREADS + static_cast<int>(thread % THREADS)};
@@ -147,13 +194,13 @@ __device__ __forceinline__ Place place() {
 // THREADS threads of each of CLUSTER blocks share a row; a block has its part of ROWS rows. ahead:
 // the rows between a row and the one that is fetched into the L2 meanwhile (0: none). Not below
 // `skip`: its block runs by then.
-template <typename T, int WORDS, int THREADS, int ROWS, int CLUSTER>
+template <typename T, typename Word, int WORDS, int THREADS, int ROWS, int CLUSTER>
 __global__ void __launch_bounds__(
     THREADS * ROWS,
-    (WORDS > 4 ? (THREADS * ROWS > 256 ? 512 : 768) : 1024) / (THREADS * ROWS))
+    (WORDS * sizeof(Word) > 64 ? (THREADS * ROWS > 256 ? 512 : 768) : 1024) / (THREADS * ROWS))
 softmax_backward_words(const T* grad, const T* y, T* dx, long long grad_stride, long long y_stride,
                        int rows, int columns, int ahead, int skip, unsigned zero) {
-  constexpr int WIDTH = 16 / sizeof(T);
+  constexpr int WIDTH = sizeof(Word) / sizeof(T);
   constexpr int WARPS = THREADS / 32;
   constexpr int STEP = CLUSTER * THREADS;
   __shared__ __align__(8) unsigned long long gathered;
@@ -177,7 +224,7 @@ softmax_backward_words(const T* grad, const T* y, T* dx, long long grad_stride, 
   y += row * y_stride;
 
 #if __CUDA_ARCH__ >= 900
-  if (ahead > 0 && lane == 0) {                       // this warp's piece of a later row
+  if (sizeof(Word) == 16 && ahead > 0 && lane == 0) {  // this warp's piece of a later row
     const long long later = row + ahead;
     if (later >= skip && later < rows) {
       const int piece = ((words + CLUSTER * WARPS - 1) / (CLUSTER * WARPS) + 7) & ~7;
@@ -196,13 +243,13 @@ softmax_backward_words(const T* grad, const T* y, T* dx, long long grad_stride, 
   const int left = words - at.first;
   grad += at.first * WIDTH;
   y += at.first * WIDTH;
-  uint4 g[WORDS], p[WORDS];
+  Word g[WORDS], p[WORDS];
 #pragma unroll
   for (int i = 0; i < WORDS; ++i) {
-    g[i] = p[i] = make_uint4(0, 0, 0, 0);
+    g[i] = p[i] = Word{};
     if (i * STEP < left) {
-      g[i] = __ldcs(reinterpret_cast<const uint4*>(grad) + i * STEP);
-      p[i] = __ldcs(reinterpret_cast<const uint4*>(y) + i * STEP);
+      g[i] = __ldcs(reinterpret_cast<const Word*>(grad) + i * STEP);
+      p[i] = __ldcs(reinterpret_cast<const Word*>(y) + i * STEP);
     }
   }
   float sum = 0.0f;
@@ -234,20 +281,24 @@ softmax_backward_words(const T* grad, const T* y, T* dx, long long grad_stride, 
 
   const Place now = place<THREADS, ROWS, CLUSTER>();  // asked again, not kept: registers are few
   const int still = columns / WIDTH - now.first;
-  uint4* out = reinterpret_cast<uint4*>(dx + now.row * columns) + now.first;
+  Word* out = reinterpret_cast<Word*>(dx + now.row * columns) + now.first;
 #pragma unroll
   for (int i = 0; i < WORDS; ++i) {
     if (now.row < rows && i * STEP < still) {
       // With a 0 that the compiler does not know, so that it unpacks the words again: it would keep
       // twice as many floats.
-      change(g[i], zero);
-      change(p[i], zero);
+      if constexpr (WIDTH > 1) {
+        change(g[i], zero);
+        change(p[i], zero);
+      }
       float a[WIDTH], b[WIDTH];
       unpack<T>(g[i], a);
       unpack<T>(p[i], b);
 #pragma unroll
       for (int k = 0; k < WIDTH; ++k) a[k] = b[k] * (a[k] - dot);
-      __stcs(out + i * STEP, pack<T>(a));
+      Word word;
+      pack<T>(a, word);
+      __stcs(out + i * STEP, word);
     }
   }
 }
@@ -282,6 +333,7 @@ softmax_backward_swept(const T* grad, const T* y, T* dx, long long grad_stride, 
 """
 
 TYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
+WORDS = {16: "uint4", 8: "uint2", 4: "unsigned", 2: "unsigned short"}
 
 
 def softmax_backward(grad: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -289,30 +341,32 @@ def softmax_backward(grad: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     dx = torch.empty((rows, columns), dtype=y.dtype, device=y.device)
     dtype = TYPES[y.dtype]
     strides = (grad.stride(0), y.stride(0)) if rows > 1 else (0, 0)
-    width = 16 // y.element_size()
     starts = (columns, *strides, grad.storage_offset(), y.storage_offset())
+    width = math.gcd(16 // y.element_size(), *starts)
     hopper = torch.cuda.get_device_capability(y.device)[0] >= 9
-    words = columns // width
+    word_bytes, words = width * y.element_size(), columns // width
 
-    each = min(triton.next_power_of_2(triton.cdiv(words, 32)), 4 if words < LONG else 8)
+    # In 16 registers of each tensor, or 32: a word of 2 bytes takes one, too.
+    most = 16 // max(word_bytes // 4, 1) if word_bytes < 16 or words < LONG else 8
+    each = min(triton.next_power_of_2(triton.cdiv(words, 32)), most)
     cluster = 1
     while hopper and cluster < MAX_CLUSTER and triton.cdiv(words, cluster) > THREADS * each:
         cluster *= 2
     threads = 32 * triton.cdiv(words, 32 * each * cluster)
-    if threads > 512 or any(n % width for n in starts):
+    if threads > 512:
         kernel = cuda_kernel(f"softmax_backward_swept<{dtype}, 512>", SOURCE)
         kernel.launch((rows,), (512,), grad, y, dx, *strides, columns)
         return dx
 
     together = max(1, 128 // threads)
     ahead = skip = 0
-    if AHEAD > 0 and words >= AHEAD_FROM and hopper:
+    if AHEAD > 0 and word_bytes == 16 and words >= AHEAD_FROM and hopper:
         ahead = max(1, AHEAD * 1024 * 1024 // (words * 32))
         block = threads * together
         resident = (512 if block > 256 else 768) // block if each > 4 else 1024 // block
         processors = torch.cuda.get_device_properties(y.device).multi_processor_count
         skip = processors * max(1, resident) * together // cluster  # these rows start at once
-    shape = f"{each}, {threads}, {together}, {cluster}"
+    shape = f"{WORDS[word_bytes]}, {each}, {threads}, {together}, {cluster}"
     kernel = cuda_kernel(f"softmax_backward_words<{dtype}, {shape}>", SOURCE)
     kernel.launch(
         (triton.cdiv(rows, together) * cluster,),

@@ -6,7 +6,11 @@
 // open are set from outside, so that a kernel that relies on one of them fails with the other: the
 // order in which threads run, and whether an asynchronous copy happens at once or as late as it may.
 //
-// Not covered: clusters, atomics, float16, what lanes do after a divergent exit, and time.
+// The blocks of a cluster run side by side, and share one copy of each `__shared__` variable: right
+// for those of which every block is sent the same. What they are sent arrives at once, and waiting
+// for it is a barrier of the whole cluster.
+//
+// Not covered: atomics, float16, what lanes do after a divergent exit, and time.
 #include <ucontext.h>
 
 #include <algorithm>
@@ -20,13 +24,23 @@
 
 #define __device__ static
 #define __global__
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
+#define __forceinline__
+#define __align__(bytes) __attribute__((aligned(bytes)))
 #define CUDART_INF_F INFINITY
 #define __expf expf
 #define __logf logf
 using std::min;
 
 struct uint4 { unsigned x, y, z, w; };
+struct uint2 { unsigned x, y; };
+struct float2 { float x, y; };
+static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+static uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+struct Address {  // of elements of any type
+  void* to;
+  template <class T> operator T*() const { return static_cast<T*>(to); }
+};
 struct Index { int x, y, z; };
 static Index blockIdx, threadIdx, gridDim;
 
@@ -54,8 +68,25 @@ static __nv_bfloat162 __floats2bfloat162_rn(float x, float y) {
   return {__float2bfloat16_rn(x), __float2bfloat16_rn(y)};
 }
 
+static unsigned short __bfloat16_as_ushort(__nv_bfloat16 x) { return x.bits; }
+
+struct __half2 { __half x, y; };
 static float __half2float(__half) { abort(); }
 static __half __float2half_rn(float) { abort(); }
+static float2 __half22float2(__half2) { abort(); }
+static __half __ushort_as_half(unsigned short) { abort(); }
+static unsigned short __half_as_ushort(__half) { abort(); }
+
+static float __uint_as_float(unsigned x) {
+  float y;
+  memcpy(&y, &x, 4);
+  return y;
+}
+static unsigned __float_as_uint(float x) {
+  unsigned y;
+  memcpy(&y, &x, 4);
+  return y;
+}
 
 // --- fibres -------------------------------------------------------------------------------------
 
@@ -79,17 +110,26 @@ struct Fibre {
 static std::vector<Fibre> fibres;
 static std::vector<Meeting> warps;
 static std::vector<Lane> lanes;
-static Meeting block;
+static std::vector<Meeting> blocks;  // of the cluster
+static Meeting cluster;
+static int block_threads;
 static ucontext_t scheduler;
 static const std::function<void()>* body;
 static int current;
 static bool late_copies;
 
+static int cluster_start;  // its first block
+
+static void resume(int fibre) {
+  current = fibre;
+  threadIdx = {fibre % block_threads, 0, 0};
+  blockIdx.x = cluster_start + fibre / block_threads;
+}
+
 static void yield() {
   const int me = current;
   swapcontext(&fibres[me].context, &scheduler);
-  current = me;
-  threadIdx = {me, 0, 0};
+  resume(me);
 }
 
 static void meet(Meeting& m) {
@@ -118,13 +158,17 @@ static void start() {
   fibres[current].done = true;
 }
 
-static void run_block(int threads, bool reversed) {
+static void run_cluster(int block_size, int size, bool reversed) {
+  const int threads = block_size * size;
+  block_threads = block_size;
   fibres = std::vector<Fibre>(threads);
   lanes.assign(threads, {});
   warps.assign(threads / 32, {});
   for (Meeting& w : warps) w.size = 32;
-  block = {};
-  block.size = threads;
+  blocks.assign(size, {});
+  for (Meeting& b : blocks) b.size = block_size;
+  cluster = {};
+  cluster.size = threads;
   for (Fibre& f : fibres) {
     getcontext(&f.context);
     f.context.uc_stack.ss_sp = f.stack.data();
@@ -135,9 +179,8 @@ static void run_block(int threads, bool reversed) {
   for (int left = threads; left > 0;) {
     left = 0;
     for (int i = 0; i < threads; ++i) {
-      current = reversed ? threads - 1 - i : i;
+      resume(reversed ? threads - 1 - i : i);
       if (fibres[current].done) continue;
-      threadIdx = {current, 0, 0};
       swapcontext(&scheduler, &fibres[current].context);
       ++left;
     }
@@ -149,24 +192,58 @@ static void run_block(int threads, bool reversed) {
 alignas(128) uint4 shared[emulated::SHARED / 16];  // what a kernel's `extern __shared__` names
 
 namespace emulated {
-static void run(int grid_x, int grid_y, int threads, bool late, bool reversed,
+static void run(int grid_x, int grid_y, int threads, int cluster, bool late, bool reversed,
                 const std::function<void()>& kernel) {
   body = &kernel;
   late_copies = late;
   gridDim = {grid_x, grid_y, 1};
   for (int y = 0; y < grid_y; ++y)
-    for (int x = 0; x < grid_x; ++x) {
+    for (int x = 0; x < grid_x; x += cluster) {
       memset(shared, 0xff, sizeof(shared));  // NaN
-      blockIdx = {x, y, 0};
-      run_block(threads, reversed);
+      cluster_start = x;
+      blockIdx.y = y;
+      run_cluster(threads, cluster, reversed);
     }
 }
 }  // namespace emulated
 
 // --- instructions -------------------------------------------------------------------------------
 
-static void __syncthreads() { emulated::meet(emulated::block); }
+static unsigned thread_now() { return threadIdx.x; }
+static unsigned block_now() { return blockIdx.x; }
+static unsigned cluster_rank() { return emulated::current / emulated::block_threads; }
+
+static void __syncthreads() { emulated::meet(emulated::blocks[cluster_rank()]); }
 static void __syncwarp() { emulated::meet_warp(); }
+
+static void cluster_arrive() {}
+static void cluster_wait() {}
+static void barrier_init(unsigned long long*) {}
+static void barrier_expect(unsigned long long*, unsigned) {}
+static void send(float* to, unsigned, float value, unsigned long long*) { *to = value; }
+static void barrier_wait(unsigned long long*, unsigned) { emulated::meet(emulated::cluster); }
+
+template <class T>
+static T* aligned(T* at) {
+  if ((uintptr_t)at % sizeof(T)) {
+    fprintf(stderr, "an access of %zu bytes is not aligned\n", sizeof(T));
+    abort();
+  }
+  return at;
+}
+template <class T>
+static T __ldcs(const T* from) { return *aligned(from); }
+template <class T>
+static void __stcs(T* to, T value) { *aligned(to) = value; }
+
+// Two elements of 16 bits.
+template <class T>
+static void pack(const float* v, unsigned& word) {
+  if (sizeof(T) == 4)
+    word = __float_as_uint(v[0]);
+  else
+    word = __float2bfloat16_rn(v[0]).bits | unsigned(__float2bfloat16_rn(v[1]).bits) << 16;
+}
 
 static float __shfl_xor_sync(unsigned, float x, int distance) {
   memcpy(emulated::mine().registers, &x, 4);

@@ -9,7 +9,12 @@ import torch
 
 HEADER = Path(__file__).with_name("cuda_on_cpu.h")
 _FUNCTION = re.compile(r"(?:template <[^>]*>\s*)?__device__[^{;]*\{")
-_TYPES = {"int": ctypes.c_int, "long long": ctypes.c_longlong, "float": ctypes.c_float}
+_TYPES = {
+    "int": ctypes.c_int,
+    "unsigned": ctypes.c_uint,
+    "long long": ctypes.c_longlong,
+    "float": ctypes.c_float,
+}
 
 
 class CudaOnCpu:
@@ -32,14 +37,16 @@ class CudaOnCpu:
 
     def _compile(self, name, source, defines):
         text = _for_the_cpu(source)
-        parameters = re.search(rf"\b{name}\(([^)]*)\)\s*\{{", text).group(1).split(",")
+        function = name.partition("<")[0]  # of a template's instance, too
+        parameters = re.search(rf"\b{function}\(([^)]*)\)\s*\{{", text).group(1).split(",")
         typed = [re.match(r"\s*(.*?)\s*(\w+)\s*$", p, re.DOTALL).groups() for p in parameters]
         types = [ctypes.c_void_p if t.endswith("*") else _TYPES[t] for t, _ in typed]
+        given = ", ".join(f"{'Address' if t.endswith('*') else t} {n}" for t, n in typed)
         text += f"""
-extern "C" void emulated_{name}(int x, int y, int threads, int late, int reversed, {
-            ", ".join(f"{t} {n}" for t, n in typed)
-        }) {{
-  emulated::run(x, y, threads, late, reversed, [&] {{ {name}({", ".join(n for _, n in typed)}); }});
+extern "C" void launch(int x_, int y_, int threads_, int cluster_, int late_, int reversed_,
+                       {given}) {{
+  emulated::run(x_, y_, threads_, cluster_, late_, reversed_,
+                [&] {{ {name}({", ".join(n for _, n in typed)}); }});
 }}
 """
         path = self.folder / f"kernel_{len(self.libraries)}.cpp"
@@ -48,7 +55,7 @@ extern "C" void emulated_{name}(int x, int y, int threads, int late, int reverse
         macros = [f"-D{k}={v}" for k, v in defines.items()]
         command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", *macros]
         subprocess.run([*command, str(path), "-o", str(library)], check=True)
-        return ctypes.CDLL(str(library))[f"emulated_{name}"], types
+        return ctypes.CDLL(str(library))["launch"], types
 
 
 class _Kernel:
@@ -57,15 +64,16 @@ class _Kernel:
         self.function = function
         self.types = types
 
-    def launch(self, grid, block, *args, shared=0):
-        x, y = grid if isinstance(grid, tuple) else (grid, 1)
+    def launch(self, grid, block, *args, shared=0, cluster=None):
+        x, y = (*grid, 1)[:2] if isinstance(grid, tuple) else (grid, 1)
+        threads = block[0] if isinstance(block, tuple) else block
         assert shared <= 227 << 10
         values = [
             kind(a.data_ptr() if isinstance(a, torch.Tensor) else a)
             for kind, a in zip(self.types, args, strict=True)
         ]
         order = (self.machine.late_copies, self.machine.reversed_threads)
-        self.function(x, y, block, *map(int, order), *values)
+        self.function(x, y, threads, cluster[0] if cluster else 1, *map(int, order), *values)
 
 
 def _for_the_cpu(source):
