@@ -1,12 +1,14 @@
 """The best seeds against bars: a copy of the same bytes, torch, cuDNN, FlexAttention, experts.
 
     python benchmarks/bars.py [--task NAME ...] [--configs K] [--limit-s S] [--out FILE]
+    python benchmarks/bars.py --task NAME --sizes bfloat16,M=2670,N=16168 [--sizes ...]
     python benchmarks/bars.py --read FILE
 
 One process on one GPU, by the judge's clock, without its checks: of each case, all seeds and all
 baselines run in turns, from a cold L2. A seed whose results differ from eager's by more than 2 % of
 their size is called wrong. Prints each case as it is done, and at the end the bars; each case is
-one line of JSON in --out. `--read` prints the bars of such a file.
+one line of JSON in --out. `--read` prints the bars of such a file. `--sizes` takes the place of the
+benchmark cases.
 """
 
 from __future__ import annotations
@@ -358,6 +360,17 @@ def table(records: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def _sized(task: Task, sizes: Iterable[str]) -> list[Case]:
+    """Cases with other sizes than the first of the benchmark's."""
+    found = []
+    for text in sizes:
+        dtype, *dims = text.split(",")
+        given = {name: int(size) for name, size in (d.split("=") for d in dims)}
+        known = {"name": text, "dtype": dtype, **given}
+        found.append(task.cases("gpu").bench[0].model_copy(update=known))
+    return found
+
+
 def main() -> None:
     tasks = tuple(dict.fromkeys(bar.task for bar in BARS))
     parser = argparse.ArgumentParser(
@@ -365,6 +378,7 @@ def main() -> None:
     )
     parser.add_argument("--task", action="append", choices=tasks)
     parser.add_argument("--case", default="", help="part of the names of cases")
+    parser.add_argument("--sizes", action="append", help="dtype,DIM=SIZE,... of a case of its own")
     parser.add_argument("--configs", type=int, default=1, help="of each seed; the fastest counts")
     parser.add_argument("--modes", default="compile", help="of torch.compile, with commas")
     parser.add_argument("--without", default="", help="names of seeds to leave out, with commas")
@@ -389,7 +403,7 @@ def main() -> None:
     records = []
     for name in options.task or tasks:
         task = find_task(name)
-        for case in task.cases("gpu").bench:
+        for case in _sized(task, options.sizes) if options.sizes else task.cases("gpu").bench:
             if options.case not in case.name:
                 continue
             start = time.monotonic()
