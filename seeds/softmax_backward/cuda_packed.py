@@ -23,7 +23,15 @@ LONG = 1024  # words of a row from which on a thread holds 8 of each tensor, in 
 THREADS = 256  # per block at most, where a cluster can share the row
 AHEAD = 8  # MiB of both tensors between a row and the one that its block has fetched; 0: none
 AHEAD_FROM = 2048  # words of a row from which on that is done
-TUNE = {"AHEAD": [0, 3, 8, 16], "LONG": [512, 1024, 2048], "THREADS": [128, 256, 512]}
+STREAM_LOADS = True  # whether the caches may forget what was read at once
+STREAM_STORES = True  # and what was written
+TUNE = {
+    "AHEAD": [0, 3, 8, 16],
+    "LONG": [512, 1024, 2048],
+    "THREADS": [128, 256, 512],
+    "STREAM_LOADS": [True, False],
+    "STREAM_STORES": [True, False],
+}
 
 MAX_CLUSTER = 8  # the portable maximum, on Hopper
 
@@ -41,6 +49,21 @@ __device__ __forceinline__ void from_float(float x, float& y) { y = x; }
 __device__ __forceinline__ void from_float(float x, __half& y) { y = __float2half_rn(x); }
 __device__ __forceinline__ void from_float(float x, __nv_bfloat16& y) {
   y = __float2bfloat16_rn(x);
+}
+
+template <typename Word>
+__device__ __forceinline__ Word load(const Word* from) {
+  if constexpr (STREAM_LOADS)
+    return __ldcs(from);
+  else
+    return __ldg(from);
+}
+template <typename Word>
+__device__ __forceinline__ void store(Word* to, Word word) {
+  if constexpr (STREAM_STORES)
+    __stcs(to, word);
+  else
+    *to = word;
 }
 
 // The elements of a word of 2, 4, 8 or 16 bytes, and back.
@@ -248,8 +271,8 @@ softmax_backward_words(const T* grad, const T* y, T* dx, long long grad_stride, 
   for (int i = 0; i < WORDS; ++i) {
     g[i] = p[i] = Word{};
     if (i * STEP < left) {
-      g[i] = __ldcs(reinterpret_cast<const Word*>(grad) + i * STEP);
-      p[i] = __ldcs(reinterpret_cast<const Word*>(y) + i * STEP);
+      g[i] = load(reinterpret_cast<const Word*>(grad) + i * STEP);
+      p[i] = load(reinterpret_cast<const Word*>(y) + i * STEP);
     }
   }
   float sum = 0.0f;
@@ -298,7 +321,7 @@ softmax_backward_words(const T* grad, const T* y, T* dx, long long grad_stride, 
       for (int k = 0; k < WIDTH; ++k) a[k] = b[k] * (a[k] - dot);
       Word word;
       pack<T>(a, word);
-      __stcs(out + i * STEP, word);
+      store(out + i * STEP, word);
     }
   }
 }
@@ -353,8 +376,9 @@ def softmax_backward(grad: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     while hopper and cluster < MAX_CLUSTER and triton.cdiv(words, cluster) > THREADS * each:
         cluster *= 2
     threads = 32 * triton.cdiv(words, 32 * each * cluster)
+    streams = {"STREAM_LOADS": int(STREAM_LOADS), "STREAM_STORES": int(STREAM_STORES)}
     if threads > 512:
-        kernel = cuda_kernel(f"softmax_backward_swept<{dtype}, 512>", SOURCE)
+        kernel = cuda_kernel(f"softmax_backward_swept<{dtype}, 512>", SOURCE, defines=streams)
         kernel.launch((rows,), (512,), grad, y, dx, *strides, columns)
         return dx
 
@@ -367,7 +391,7 @@ def softmax_backward(grad: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         processors = torch.cuda.get_device_properties(y.device).multi_processor_count
         skip = processors * max(1, resident) * together // cluster  # these rows start at once
     shape = f"{WORDS[word_bytes]}, {each}, {threads}, {together}, {cluster}"
-    kernel = cuda_kernel(f"softmax_backward_words<{dtype}, {shape}>", SOURCE)
+    kernel = cuda_kernel(f"softmax_backward_words<{dtype}, {shape}>", SOURCE, defines=streams)
     kernel.launch(
         (triton.cdiv(rows, together) * cluster,),
         (threads * together,),

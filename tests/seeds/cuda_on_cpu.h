@@ -234,6 +234,8 @@ static T* aligned(T* at) {
 template <class T>
 static T __ldcs(const T* from) { return *aligned(from); }
 template <class T>
+static T __ldg(const T* from) { return *aligned(from); }
+template <class T>
 static void __stcs(T* to, T value) { *aligned(to) = value; }
 
 // Two elements of 16 bits.

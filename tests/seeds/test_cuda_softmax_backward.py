@@ -32,9 +32,9 @@ def test_rows_are_kept_in_words_of_any_width(
     seed, machine = import_seed(FILE), CudaOnCpu(tmp_path)
     names = []
 
-    def cuda_kernel(name, source):
+    def cuda_kernel(name, source, *, defines):
         names.append(name)
-        return machine.cuda_kernel(name, source)
+        return machine.cuda_kernel(name, source, defines=defines)
 
     monkeypatch.setattr(seed, "cuda_kernel", cuda_kernel)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (9, 0))
@@ -51,6 +51,8 @@ def test_rows_are_kept_in_words_of_any_width(
     grad, y = given
     exact = y.double() * (grad.double() - (grad.double() * y.double()).sum(1, keepdim=True))
     for machine.reversed_threads in (False, True):
+        monkeypatch.setattr(seed, "STREAM_LOADS", machine.reversed_threads)
+        monkeypatch.setattr(seed, "STREAM_STORES", machine.reversed_threads)
         found = seed.softmax_backward(grad, y).double()
         torch.testing.assert_close(found, exact, rtol=torch.finfo(dtype).eps, atol=1e-4)
     kernel = f"softmax_backward_words<{seed.TYPES[dtype]}, {instance}>"
