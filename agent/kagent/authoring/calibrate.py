@@ -73,7 +73,7 @@ DRAWS, MOST_DRAWS = 3, 48
 """Draws of each case that every way computes. Of a small case they are many: where a result cancels
 by chance, in one draw of some dozens, orders differ by far more than in the others."""
 DRAWN_ELEMENTS = 1 << 21
-"""Of all draws of a case together, unless they are DRAWS."""
+"""Most elements of all draws of a case together, unless they are DRAWS."""
 _SEED = 21  # of the hidden cases that are drawn
 _aten = torch.ops.aten
 
@@ -528,5 +528,5 @@ def _least_floor(seen: Iterable[_ErrorSample], k: float) -> float:
 
 
 def _tightest(seen: Iterable[_ErrorSample], k: float, floor: float) -> _ErrorSample:
-    """What comes nearest to what is allowed."""
+    """Find the result that comes nearest to what is allowed."""
     return max(seen, key=lambda s: s.error / (k * s.of_k + floor * s.of_floor))

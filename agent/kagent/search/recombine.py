@@ -168,7 +168,7 @@ def splits(task: Task, cases: Sequence[Case]) -> Iterator[tuple[BranchCondition,
 
 
 def _width(below: float, above: float) -> float:
-    """How far apart two values are: the logarithm of their ratio, where they have one."""
+    """Distance of two values: the logarithm of their ratio, where they have one."""
     return math.log(above / below) if below > 0 else math.inf
 
 
