@@ -74,6 +74,11 @@ static inline void store(float* to, Floats v) {
   *(Floats*)to = v;
 }
 
+// Floats before the first place that can be streamed to; of short rows, whose lines are shared, 0.
+static inline int64_t head(const float* to, int64_t columns) {
+  return STREAM && columns >= 256 ? -(uintptr_t)to % sizeof(Floats) / 4 : 0;
+}
+
 static inline void land() {   // streamed stores are weakly ordered: before the caller reads
 #if STREAM && defined(__AVX__)
   asm volatile("sfence" ::: "memory");
@@ -133,6 +138,7 @@ extern "C" void cross_entropy_rows(const float* logits, const int64_t* target, f
 
       const float scale = share / sum;
       int64_t i = 0;
+      for (const int64_t first = head(out, columns); i < first; ++i) out[i] = buffer[i] * scale;
       for (; i + LANES <= columns; i += LANES) store(out + i, *(Floats*)(buffer + i) * scale);
       for (; i < columns; ++i) out[i] = buffer[i] * scale;
     }

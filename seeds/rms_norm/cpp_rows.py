@@ -45,6 +45,11 @@ static inline void store(float* to, Floats v) {
   *(Floats*)to = v;
 }
 
+// Floats before the first place that can be streamed to; of short rows, whose lines are shared, 0.
+static inline int64_t head(const float* to, int64_t columns) {
+  return STREAM && columns >= 256 ? -(uintptr_t)to % sizeof(Floats) / 4 : 0;
+}
+
 extern "C" void rms_norm_rows(const float* x, const float* weight, float* y, int64_t rows,
                               int64_t columns, int64_t stride, float eps) {
   const int64_t chunk = CHUNK > columns ? CHUNK / columns : 1;
@@ -66,7 +71,9 @@ extern "C" void rms_norm_rows(const float* x, const float* weight, float* y, int
         sums[0][lane] += in[i] * in[i];
       const float scale = 1.0f / __builtin_sqrtf(total(sums) / (float)columns + eps);
 
-      for (i = 0; i + LANES <= columns; i += LANES)
+      const int64_t first = head(out, columns);
+      for (i = 0; i < first; ++i) out[i] = in[i] * scale * weight[i];
+      for (; i + LANES <= columns; i += LANES)
         store(out + i, *(const Floats*)(in + i) * scale * *(const Floats*)(weight + i));
       for (; i < columns; ++i) out[i] = in[i] * scale * weight[i];
     }

@@ -55,6 +55,11 @@ static inline void store(float* to, Floats v) {
   *(Floats*)to = v;
 }
 
+// Floats before the first place that can be streamed to; of short rows, whose lines are shared, 0.
+static inline int64_t head(const float* to, int64_t columns) {
+  return STREAM && columns >= 256 ? -(uintptr_t)to % sizeof(Floats) / 4 : 0;
+}
+
 extern "C" void rms_norm_backward_rows(const float* grad, const float* x, const float* weight,
                                        float* dx, float* dweight, int64_t rows, int64_t columns,
                                        int64_t grad_stride, int64_t x_stride, float eps) {
@@ -92,18 +97,21 @@ extern "C" void rms_norm_backward_rows(const float* grad, const float* x, const 
       const float scale = 1.0f / __builtin_sqrtf(total(squares) / (float)columns + eps);
       const float dot = total(dots) * scale / (float)columns;   // mean(h n)
 
-      for (i = 0; i + LANES <= columns; i += LANES) {
+      const auto single = [&](int64_t i) {
+        const float normed = in[i] * scale;
+        out[i] = scale * (g[i] * weight[i] - normed * dot);
+        recent[i] += g[i] * normed;
+      };
+      const int64_t first = head(out, columns);
+      for (i = 0; i < first; ++i) single(i);
+      for (; i + LANES <= columns; i += LANES) {
         const Floats gradient = *(const Floats*)(g + i);
         const Floats normed = *(const Floats*)(in + i) * scale;
         const Floats weighted = gradient * *(const Floats*)(weight + i);
         store(out + i, scale * (weighted - normed * dot));
         *(Floats*)(recent + i) += gradient * normed;
       }
-      for (; i < columns; ++i) {
-        const float normed = in[i] * scale;
-        out[i] = scale * (g[i] * weight[i] - normed * dot);
-        recent[i] += g[i] * normed;
-      }
+      for (; i < columns; ++i) single(i);
       if (++mine % ROWS == 0) move(recent, share, columns);
     }
     move(recent, share, columns);

@@ -73,6 +73,11 @@ static inline void store(float* to, Floats v) {
   *(Floats*)to = v;
 }
 
+// Floats before the first place that can be streamed to; of short rows, whose lines are shared, 0.
+static inline int64_t head(const float* to, int64_t columns) {
+  return STREAM && columns >= 256 ? -(uintptr_t)to % sizeof(Floats) / 4 : 0;
+}
+
 static inline void land() {   // streamed stores are weakly ordered: before the caller reads
 #if STREAM && defined(__AVX__)
   asm volatile("sfence" ::: "memory");
@@ -117,6 +122,7 @@ extern "C" void softmax_rows(const float* x, float* y, int64_t rows, int64_t col
 
       const float scale = 1.0f / total(sums);
       int64_t i = 0;
+      for (const int64_t first = head(out, columns); i < first; ++i) out[i] = buffer[i] * scale;
       for (; i + LANES <= columns; i += LANES) store(out + i, *(Floats*)(buffer + i) * scale);
       for (; i < columns; ++i) out[i] = buffer[i] * scale;
     }

@@ -45,6 +45,11 @@ static inline void store(float* to, Floats v) {
   *(Floats*)to = v;
 }
 
+// Floats before the first place that can be streamed to; of short rows, whose lines are shared, 0.
+static inline int64_t head(const float* to, int64_t columns) {
+  return STREAM && columns >= 256 ? -(uintptr_t)to % sizeof(Floats) / 4 : 0;
+}
+
 extern "C" void softmax_backward_rows(const float* grad, const float* y, float* dx, int64_t rows,
                                       int64_t columns, int64_t grad_stride, int64_t y_stride) {
   const int64_t chunk = CHUNK > columns ? CHUNK / columns : 1;
@@ -64,7 +69,9 @@ extern "C" void softmax_backward_rows(const float* grad, const float* y, float* 
       for (int lane = 0; i < columns; ++i, lane = (lane + 1) % LANES) sums[0][lane] += g[i] * p[i];
       const float dot = total(sums);
 
-      for (i = 0; i + LANES <= columns; i += LANES)
+      const int64_t first = head(out, columns);
+      for (i = 0; i < first; ++i) out[i] = p[i] * (g[i] - dot);
+      for (; i + LANES <= columns; i += LANES)
         store(out + i, *(const Floats*)(p + i) * (*(const Floats*)(g + i) - dot));
       for (; i < columns; ++i) out[i] = p[i] * (g[i] - dot);
     }
