@@ -170,16 +170,12 @@ def dispatch_lines(source: str) -> Iterator[int]:
             around = [node.lineno]
         elif isinstance(node, ast.If):
             around = [*around, node.lineno]
-        elif isinstance(node, ast.Call) and _name(node.func) == "warp_specialize":
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "warp_specialize":
             yield from (*around, node.lineno)
         for child in ast.iter_child_nodes(node):
             yield from visit(child, around)
 
     yield from visit(ast.parse(source), [])
-
-
-def _name(function: ast.expr) -> str:
-    return function.attr if isinstance(function, ast.Attribute) else ""
 
 
 # -- calls -----------------------------------------------------------------------------------------

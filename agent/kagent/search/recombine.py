@@ -24,9 +24,9 @@ from kagent.search.tunables import read_tunables
 GAIN = 0.004  # log speed-up over the better of the two that is worth a longer file; or their noise
 ERRORS = 2.0  # standard errors of the two by which the file should beat the incumbent
 MAX_PARTS = 3
-_FLAG = math.log(2)  # what a flag counts for, beside the widths of gaps between sizes
 FAMILIES = 12  # best structures that are paired
 PER_FAMILY = 2  # best candidates of each of them
+_NO_WIDTH = math.log(2)  # what a flag, or a number without a ratio, counts for beside gaps of sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ def splits(task: Task, cases: Sequence[Case]) -> Iterator[tuple[BranchCondition,
         if all(isinstance(v, bool) for v in values):
             holds = [c.name for c in cases if c.dims[dim]]
             choice = BranchCondition(expression, f"{dim}: {task.dims[dim]}")
-            found_by_width.append((_FLAG, choice, holds))
+            found_by_width.append((_NO_WIDTH, choice, holds))
             continue
         middles = tuple(_middle(a, b) for a, b in itertools.pairwise(values))
         for middle, (below, above) in zip(middles, itertools.pairwise(values), strict=True):
@@ -169,7 +169,7 @@ def splits(task: Task, cases: Sequence[Case]) -> Iterator[tuple[BranchCondition,
 
 def _width(below: float, above: float) -> float:
     """Distance of two values: the logarithm of their ratio, where they have one."""
-    return math.log(above / below) if below > 0 else math.inf
+    return math.log(above / below) if below > 0 else _NO_WIDTH
 
 
 def _middle(below: float, above: float) -> float:

@@ -187,6 +187,11 @@ def test_of_sizes_that_separate_alike_the_widest_gap_is_the_cause():
     assert first.values == (256, 5792)
 
 
+def test_a_number_without_a_ratio_is_no_wider_than_sizes():
+    """As an `ignore_index` of -100 or 5: it is no size, and hardly the cause."""
+    assert recombine._width(-100, 5) == recombine._width(0, 1 << 20) < recombine._width(4096, 16384)
+
+
 @given(st.lists(st.integers(0, 1 << 20), min_size=2, max_size=2, unique=True))
 def test_the_middle_separates_both_sides(sizes):
     below, above = sorted(sizes)
