@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 CHUNK_ELEMENTS = 1 << 26  # float64 temporaries of the reference stay near 2 GiB
 IGNORE_INDEX = -100  # the value of `ignore_index` in task.toml
+FEW = 256  # normal logits of as many classes leave none likely
 
 
 def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict[str, torch.Tensor]:
@@ -68,7 +69,21 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
         raise ValueError(f"cross_entropy knows no distribution {case.inputs!r}")
     if case.inputs in ("constant", "trained", "spiked"):
         logits = logits.mul_(case.scale).to(getattr(torch, case.dtype))
+    if columns < FEW or case.scale > 1 or case.inputs == "spiked":
+        target = _not_likely(logits, target)
     return {"logits": logits, "target": target}
+
+
+def _not_likely(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Targets; of rows where the target is likely, though not certain, the least likely class.
+
+    There p - 1 is what rounding leaves of a difference, and each order of additions has another
+    p. torch's would allow for them in every row, or not, by luck.
+    """
+    p = torch.softmax(logits.double(), -1).gather(1, target[:, None].clamp_min(0))[:, 0]
+    likely = (p > 0.2) & (p < 1 - 1e-9) & (target != IGNORE_INDEX)
+    least = logits.where(logits > -1e3, torch.inf).argmin(1)
+    return torch.where(likely, least, target)
 
 
 KINDS = (
@@ -137,13 +152,7 @@ def _mixed(case: Case, generator: torch.Generator, device: torch.device) -> dict
             some = low.expand(-1, columns) if kind == "sunk" else some
         hidden.scatter_(1, target[at, None].clamp_min(0), value=False)
         some = logits[at] = some.where(~hidden, low)
-        # Where the target is likely, p - 1 errs by a few roundings of one number: torch's would
-        # allow for them in every row, or not, by luck. Such a row gets its least likely class as
-        # the target.
-        p = torch.softmax(some.double(), -1).gather(1, target[at, None].clamp_min(0))[:, 0]
-        certain = (p > 0.2) & (p < 1 - 1e-9) & (target[at] != IGNORE_INDEX)
-        least = some.where(some > -1e3, torch.inf).argmin(1)
-        target[at] = torch.where(certain, least, target[at])
+        target[at] = _not_likely(some, target[at])
     return {"logits": logits.to(dtype), "target": target}
 
 

@@ -56,6 +56,26 @@ def test_torchs_own_result_is_within_the_contract(task):
         assert worst_share(task, reference, given, reference.eager(**given)) <= 1, case.name
 
 
+@pytest.mark.parametrize(
+    "dims",
+    [
+        {"N": 2, "M": 4000, "inputs": "normal"},
+        {"N": 7, "M": 4000, "inputs": "scattered"},
+        {"N": 300, "M": 2000, "inputs": "spiked", "scale": 0.1},
+        {"N": 40, "M": 4000, "inputs": "normal", "scale": 20.0},
+    ],
+)
+def test_gradients_of_cross_entropy_do_not_cancel_by_chance(dims):
+    """Where the target is likely, the rounding of its probability decides p - 1."""
+    task = load_task(SEEDS / "cross_entropy")
+    case = task.cpu.check[0].model_copy(update={"name": "likely", **dims})
+    given = arguments(task, task.reference(), case, seed=3)
+    kept = given["target"] >= 0
+    p = torch.softmax(given["logits"][kept].double(), -1)
+    p = p.gather(1, given["target"][kept, None])
+    assert (1 / (1 - p[p < 1 - 1e-9])).max() < 2.5  # times the probability's relative error
+
+
 def test_inputs_differ_by_seed_and_repeat(task):
     reference, case = task.reference(), task.cpu.check[0]
     first, again, other = (arguments(task, reference, case, seed) for seed in (1, 1, 2))
