@@ -21,7 +21,8 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     """Hidden states of deviation `scale`, weights of 0.02, and targets.
 
     "normal": targets anywhere. "ignored": half of them are `ignore_index`; "all_ignored": all of
-    them. "tail": targets in the last three columns, which a lost tail of the vocabulary would miss.
+    them. "tail": targets in the last three columns, which a lost tail of the vocabulary would miss,
+    and of every other token in the first three.
     "shifted": all logits of a token lie about 120 above zero or below it, too far to exponentiate:
     e^-120 is not even a denormal float.
     "spiked": one logit of each token, often the first or the last, is about 200, the others 0.
@@ -38,9 +39,14 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     dtype: torch.dtype = getattr(torch, case.dtype)
     x = torch.randn(tokens, hidden, generator=generator, device=device) * case.scale
     weight = torch.randn(vocab, hidden, generator=generator, device=device)
-    first = max(0, vocab - 3) if case.inputs == "tail" else 0
-    target = torch.randint(first, vocab, (tokens,), generator=generator, device=device)
-    if case.inputs == "ignored":
+    target = torch.randint(vocab, (tokens,), generator=generator, device=device)
+    if case.inputs == "tail":
+        # In both: where the target's column, by far the largest term of dx, is added up last, torch
+        # errs a sixth of what it does elsewhere, and would allow no other order.
+        end = min(3, vocab)
+        target = target % end
+        target[1::2] += vocab - end  # a single token's is in the first
+    elif case.inputs == "ignored":
         drop = torch.rand(tokens, generator=generator, device=device) < IGNORED_SHARE
         target = target.masked_fill(drop, ignore_index)
     elif case.inputs == "all_ignored":
@@ -57,14 +63,18 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
         # much away to be a measure; and where one logit has all of the probability, the gradient
         # is what is left of a difference.
         moved = 1 << (3 * hidden // 4).bit_length() - 1  # 120 / (moved / 2) has four bits
-        most, size = (16, 0.5) if dtype.itemsize == 2 else (128, 0.25)
+        most, size = (16, 0.5) if dtype.itemsize == 2 else (128, 0.125)
         share = min(1.0, most / (hidden - moved))
         sparse = torch.rand(tokens, hidden, generator=generator, device=device) < share
         counted = sparse & (sparse.cumsum(1) - sparse[:, :moved].sum(1, keepdim=True) <= most)
         sign = torch.randint(2, (tokens, 1), generator=generator, device=device) * 2 - 1
         x *= counted
         weight = size * weight.sign()
-        x[:, :moved], weight[:, :moved] = 120.0 / (moved * size) * sign, size
+        # One half of these dimensions moves up, the other down: of both signs in one, the sum over
+        # tokens would cancel by chance in half of a row of dw.
+        up = torch.arange(moved, device=device) < moved // 2
+        moves = 240.0 / (moved * size) * sign
+        x[:, :moved], weight[:, :moved] = torch.where((sign > 0) == up, moves, 0.0), size
     elif case.inputs == "spiked":
         weight = torch.where(weight.abs() > 1.5 * WEIGHT_DEVIATION, weight.sign(), 0.0)
         # Dimension i belongs to one column of the vocabulary, and is large in that column's weight.
@@ -81,18 +91,27 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
         blocks = column // (16 << int(cut[0] % 6)) % 2 == 0
         low = (column < cut[0]) | (column > cut[3]) | (blocks & (column > cut[1]))
         low[cut[1]] = False
-        # All of it in the weight: a large x would enlarge the rounding of dw's first column alone.
-        weight[:, 0] = torch.where(low, -10000.0, 0.0)
+        # All of it in the weight: a large x would enlarge the rounding of dw's first column alone,
+        # where the sum of probabilities may be near the number of targets by chance.
+        little = case.scale / 8
+        weight[:, 0] = torch.where(low, -10000.0 / little, 0.0)
         likely = (~low).nonzero()[:, 0]
         target = likely[target % len(likely)]
         kind = torch.rand(tokens, 1, generator=generator, device=device)
         x = x.masked_fill(kind < 1 / 3, 0.0)
-        x[:, 0] = 1.0
+        x[:, 0] = little
         if tokens > 1:
             target = target.masked_fill(kind[:, 0] > 7 / 9, ignore_index)
     elif case.inputs == "nonfinite":
         token = torch.randint(tokens, (), generator=generator, device=device)
         x[token, -1] = torch.nan
+    if case.scale > 1 and case.inputs not in ("shifted", "spiked"):
+        # Where the target is likely, p - 1 is what rounding leaves of a difference.
+        logits = x @ weight.T
+        at = target.where(target != ignore_index, 0)[:, None]
+        likely = logits.log_softmax(1).gather(1, at)[:, 0].exp() > 0.2
+        least = logits.where(logits > -1e3, torch.inf).argmin(1)
+        target = torch.where(likely & (target != ignore_index), least, target)
     return {"x": x.to(dtype), "weight": weight.to(dtype), "target": target}
 
 
