@@ -48,14 +48,15 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
 
 
 def _mix(q: torch.Tensor, k: torch.Tensor, generator: torch.Generator) -> None:
-    """Make the heads of "mixed": the last dimension lifts or lowers all scores of a key.
+    """Make the heads of "mixed": every fourth dimension lifts or lowers all scores of a key.
 
-    In the first one, every further addition of a chain would be rounded as a large number's.
+    Were it one dimension, all additions of a chain after it would be rounded as a large number's,
+    and of torch's chain only those before the end.
     """
-    lift = 64.0
+    lift = 4.0
     s, size = k.shape[2:]
     key = torch.arange(s, device=k.device)
-    q[..., -1] = lift
+    q[..., 3::4] = lift
 
     def whole(most: int) -> int:
         return int(torch.randint(most, (), generator=generator, device=k.device))
@@ -75,7 +76,8 @@ def _mix(q: torch.Tensor, k: torch.Tensor, generator: torch.Generator) -> None:
         elif kind == 5:
             hidden = (key // (16 << whole(5)) + whole(2)) % 2 == 0
         hidden[0] = False
-        head[:, -1] = (score.masked_fill(hidden, -1e4) * math.sqrt(size) / lift).to(head.dtype)
+        each = score.masked_fill(hidden, -1e4) * math.sqrt(size) / (lift * (size // 4))
+        head[:, 3::4] = each.to(head.dtype)[:, None]
 
 
 def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:

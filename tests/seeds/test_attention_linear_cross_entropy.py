@@ -59,6 +59,31 @@ def test_hidden_cases_are_calls_of_the_task(task, kind, which):
                 assert case.dims["H"] % case.dims["Hkv"] == 0
 
 
+def test_torchs_scores_of_mixed_attention_err_in_any_order_alike():
+    """Were one large product the last, torch's chain would err less than any other."""
+    task = load_task(SEEDS / "attention")
+    case = next(c for c in task.cpu.check if c.name == "cpu_full_64_mixed")
+    given = arguments(task, task.reference(), case, seed=3)
+    products = given["q"][:, :, :, None] * given["k"][:, :, None]
+    exact = products.double().sum(-1)
+    shown = exact > -1000.0
+    forward, backward = (
+        (functools.reduce(torch.add, p.unbind(-1)) - exact)[shown].square().mean()
+        for p in (products, products.flip(-1))
+    )
+    assert 1 / 2 < backward / forward < 2
+
+
+def test_targets_of_linear_cross_entropys_tail_are_added_first_and_last():
+    """Were all of them last, torch's chain of dx would err less than any other."""
+    task = load_task(SEEDS / "linear_cross_entropy")
+    case = next(c for c in task.cpu.check if c.inputs == "tail")
+    target = arguments(task, task.reference(), case, seed=3)["target"]
+    columns = case.dims["V"]
+    assert ((target >= columns - 3).sum() - len(target) / 2).abs() < 4
+    assert ((target < 3).sum() - len(target) / 2).abs() < 4
+
+
 def test_a_causal_call_counts_half_of_the_products():
     task = load_task(SEEDS / "attention")
     by_name = {c.name: task.flop_count(c) for c in task.gpu.bench}
