@@ -4,8 +4,8 @@ A program has a tile of whole rows, so that short rows (the heads of a query-key
 Many programs on an SM hide each other's latencies. Of long rows one or two programs fill its
 registers: these take rows in turns, and the next ones are on their way into shared memory
 (cp.async) while one is computed. Of rows that do not start at multiples of 16 bytes cp.async copies
-4 bytes at a time: such a row has a program of its own. The weight is read by every program; it
-stays in the L2 cache.
+4 bytes at a time: small programs read such a long row twice, in pieces, the second time from the L2
+cache. The weight is read by every program; it stays in the L2 cache.
 """
 
 import math
@@ -16,15 +16,17 @@ import triton.language as tl
 
 TILE = 4096  # elements of a program that has several rows
 ELEMENTS_PER_THREAD = 16
-LONG = 8192  # columns from which on programs take rows in turns
+LONG = 8192  # columns from which on programs take rows in turns, or in pieces
 STAGES = 3  # of long rows: one is computed while the others arrive
 THREADS_PER_SM = 1024  # of programs that take turns
+PIECE = 4096  # elements of a long row that is read twice
 TUNE = {
     "TILE": [2048, 4096, 8192],
     "ELEMENTS_PER_THREAD": [8, 16, 32],
     "LONG": [2048, 4096, 8192, 32768],
     "STAGES": [2, 3, 4],
     "THREADS_PER_SM": [512, 1024],
+    "PIECE": [1024, 2048, 4096],
 }
 SHARED_BYTES = 192 << 10  # of an SM, for rows that arrive; longer ones come at once
 
@@ -86,6 +88,35 @@ def rms_norm_in_turns(
         _norm(x_ptr, weight, y_ptr, row, column, stride, rows, columns, eps)
 
 
+@triton.jit(do_not_specialize=["stride_words", "rows", "words"])
+def rms_norm_in_pieces(
+    x_ptr,
+    weight_ptr,
+    y_ptr,
+    stride_words,
+    rows,
+    words,
+    eps,
+    WORD: tl.constexpr,
+    PIECE: tl.constexpr,
+):
+    stride, columns = stride_words.to(tl.int64) * WORD, words * WORD
+    row = tl.program_id(0).to(tl.int64)  # row * stride can exceed 32 bits
+    x_row, y_row, lane = x_ptr + row * stride, y_ptr + row * columns, tl.arange(0, PIECE)
+    total = tl.zeros([PIECE], tl.float32)
+    for start in range(0, columns, PIECE):
+        inside = start + lane < columns
+        x = tl.load(x_row + start + lane, mask=inside, other=0.0, eviction_policy="evict_last")
+        total += x.to(tl.float32) * x.to(tl.float32)
+    scale = 1.0 / tl.sqrt_rn(tl.sum(total, 0) / columns + eps)
+    for start in range(0, columns, PIECE):
+        inside = start + lane < columns
+        x = tl.load(x_row + start + lane, mask=inside, other=0.0, eviction_policy="evict_first")
+        weight = tl.load(weight_ptr + start + lane, mask=inside, other=0.0).to(tl.float32)
+        y = x.to(tl.float32) * scale * weight
+        tl.store(y_row + start + lane, y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     rows, columns = x.shape
     y = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
@@ -96,8 +127,13 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     word = math.gcd(columns, x.stride(0), 16 // x.element_size())
     args = (x, weight, y, x.stride(0) // word, rows, columns // word, eps, word)
     aligned = word * x.element_size() == 16 and x.storage_offset() % word == 0
-    if columns < LONG or not aligned:
+    if columns < LONG:
         rms_norm_rows[(programs,)](*args, ROWS=together, BLOCK=block, num_warps=warps)
+        return y
+    if not aligned:
+        piece = min(PIECE, block)
+        warps = max(piece // (32 * ELEMENTS_PER_THREAD), 1)
+        rms_norm_in_pieces[(rows,)](*args, PIECE=piece, num_warps=warps)
         return y
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count
     resident = max(THREADS_PER_SM // (32 * warps), 1)  # more would wait for others to end

@@ -95,8 +95,9 @@ def test_rows_whose_distance_needs_64_bits_share_no_tile_of_rms_norms_gradient(b
     [
         ({"dtype": "bfloat16", "N": 16168}, "rms_norm_in_turns"),
         ({"dtype": "float32", "N": 8424}, "rms_norm_in_turns"),
-        ({"dtype": "float32", "N": 8423}, "rms_norm_rows"),
-        ({"dtype": "float32", "N": 8192, "offset": 2}, "rms_norm_rows"),
+        ({"dtype": "float32", "N": 8423}, "rms_norm_in_pieces"),
+        ({"dtype": "float32", "N": 8192, "offset": 2}, "rms_norm_in_pieces"),
+        ({"dtype": "float32", "N": 8191}, "rms_norm_rows"),
     ],
     ids=str,
 )
