@@ -8,6 +8,10 @@ other, so that partial sums need half as many registers, and the tile may be wid
 outputs come from the L2 cache at 64 bytes per clock and SM, more than it gives; those of 256 at 48.
 The producer is in the next tile of the result while one is stored.
 
+Where tiles are so few that half of the SMs or more would have none, and sums are long, sums are
+split into parts, too. Float32 sums of all parts are one wide matrix, one part beside the other. A
+second kernel, which is launched only then, adds them up in a fixed order, with the scales.
+
 Pays from about a hundred tokens; fewer are bound by reading the weight once, see triton_tiles.py.
 Hopper only; other GPUs need triton_tiles.py, too.
 """
@@ -30,6 +34,9 @@ STAGES = 4  # of the ring, 48 KiB each
 BAND = 8  # rows of tiles that are taken together: their operands are found in the L2 cache
 TUNE = {"OUTPUTS": [128, 256], "STAGES": [3, 4], "BAND": [4, 8, 16]}
 
+STEPS_LEAST = 8  # of a part, 128 products each: adding up parts takes as long as some steps
+PARTS_MOST = 8
+
 GROUP = gl.constexpr(64)  # tokens of a consumer: the rows of one wgmma
 GROUPS = gl.constexpr(2)
 SUMMED = gl.constexpr(128)  # of the summed dimension at a time: the width of a swizzle
@@ -45,12 +52,32 @@ def _tile(i, rows, columns, BAND: gl.constexpr):
 
 
 @gluon.jit
-def _fetch(arguments, OUTPUTS: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr):
-    x_desc, weight_desc, x_s, weight_s, full, empty, rows, columns, summed = arguments
+def _begin_and_end(column, columns_of_part, summed_of_part, summed, SPLIT: gl.constexpr):
+    """Of what is summed in a tile of this column. The columns of a part follow those of another."""
+    begin, end = 0, summed
+    if SPLIT:
+        begin = column // columns_of_part * summed_of_part
+        end = gl.minimum(begin + summed_of_part, summed)
+    return begin, end
+
+
+@gluon.jit
+def _fetch(
+    arguments,
+    OUTPUTS: gl.constexpr,
+    STAGES: gl.constexpr,
+    BAND: gl.constexpr,
+    SPLIT: gl.constexpr,
+):
+    (x_desc, weight_desc, x_s, weight_s, full, empty,
+     rows, columns, columns_of_part, summed_of_part, summed) = arguments  # fmt: skip
     n = 0  # steps so far, of all tiles: the barriers count on
     for i in range(gl.program_id(0), rows * columns, gl.num_programs(0)):
         row, column = _tile(i, rows, columns, BAND)
-        for at in range(0, summed, SUMMED):
+        begin, end = _begin_and_end(column, columns_of_part, summed_of_part, summed, SPLIT)
+        if SPLIT:
+            column %= columns_of_part
+        for at in range(begin, end, SUMMED):
             stage = n % STAGES
             # The first round waits for the phase before the first one, which counts as ended.
             mbarrier.wait(empty.index(stage), ((n // STAGES) & 1) ^ 1)
@@ -73,11 +100,13 @@ def _multiply(
     STAGES: gl.constexpr,
     BAND: gl.constexpr,
     BY_TMA: gl.constexpr,
+    SPLIT: gl.constexpr,
     W: gl.constexpr,
 ):
     """The W-th 64 tokens of each tile."""
     (y_desc, y_ptr, scale_x_ptr, scale_weight_ptr, x_s, weight_s, y_s, full, empty,
-     rows, columns, summed, tokens, outputs) = arguments  # fmt: skip
+     rows, columns, columns_of_part, summed_of_part, summed,
+     tokens, outputs) = arguments  # fmt: skip
     HALF: gl.constexpr = OUTPUTS // 2
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 32])
     none = gl.zeros([GROUP, HALF], gl.float32, layout=layout)
@@ -88,7 +117,8 @@ def _multiply(
         first = row * GROUP * GROUPS + W * GROUP
         left = gl.zeros([GROUP, HALF], gl.float32, layout=layout)
         right = gl.zeros([GROUP, HALF], gl.float32, layout=layout)
-        for _ in range(0, summed, SUMMED):
+        begin, end = _begin_and_end(column, columns_of_part, summed_of_part, summed, SPLIT)
+        for _ in range(begin, end, SUMMED):
             stage = n % STAGES
             mbarrier.wait(full.index(stage), (n // STAGES) & 1)
             x = x_s.index(stage).slice(GROUP * W, GROUP, dim=0)
@@ -102,7 +132,9 @@ def _multiply(
             right += part
             n += 1
         for half in gl.static_range(2):
-            y = ((right if half else left) * scale).to(gl.bfloat16)
+            y = right if half else left
+            if not SPLIT:
+                y = (y * scale).to(gl.bfloat16)
             at = column * OUTPUTS + half * HALF
             if BY_TMA:
                 tma.store_wait(0)  # the last result has left the buffer
@@ -120,17 +152,22 @@ def _multiply(
 
 
 # One binary for all numbers of tokens.
-@gluon.jit(do_not_specialize=["rows", "columns", "summed", "tokens", "outputs"])
+@gluon.jit(
+    do_not_specialize=[
+        "rows", "columns", "columns_of_part", "summed_of_part", "summed", "tokens", "outputs",
+    ]
+)  # fmt: skip
 def _scaled_product(
     x_desc, weight_desc, y_desc, y_ptr, scale_x_ptr, scale_weight_ptr,
-    rows, columns, summed, tokens, outputs,
+    rows, columns, columns_of_part, summed_of_part, summed, tokens, outputs,
     OUTPUTS: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr, BY_TMA: gl.constexpr,
+    SPLIT: gl.constexpr,
 ):  # fmt: skip
     """Give the roles to warps."""
     dtype: gl.constexpr = x_desc.dtype
     x_s = gl.allocate_shared_memory(dtype, [STAGES, GROUP * GROUPS, SUMMED], x_desc.layout)
     weight_s = gl.allocate_shared_memory(dtype, [STAGES, OUTPUTS, SUMMED], weight_desc.layout)
-    y_s = gl.allocate_shared_memory(gl.bfloat16, [GROUPS, GROUP, OUTPUTS // 2], y_desc.layout)
+    y_s = gl.allocate_shared_memory(y_desc.dtype, [GROUPS, GROUP, OUTPUTS // 2], y_desc.layout)
     barrier: gl.constexpr = mbarrier.MBarrierLayout()
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
@@ -141,18 +178,43 @@ def _scaled_product(
 
     multiplied = (
         y_desc, y_ptr, scale_x_ptr, scale_weight_ptr, x_s, weight_s, y_s, full, empty,
-        rows, columns, summed, tokens, outputs,
+        rows, columns, columns_of_part, summed_of_part, summed, tokens, outputs,
     )  # fmt: skip
-    fetched = (x_desc, weight_desc, x_s, weight_s, full, empty, rows, columns, summed)
+    fetched = (
+        x_desc, weight_desc, x_s, weight_s, full, empty,
+        rows, columns, columns_of_part, summed_of_part, summed,
+    )  # fmt: skip
     gl.warp_specialize(
         [
-            (_multiply, (multiplied, OUTPUTS, STAGES, BAND, BY_TMA, 0)),
-            (_multiply, (multiplied, OUTPUTS, STAGES, BAND, BY_TMA, 1)),
-            (_fetch, (fetched, OUTPUTS, STAGES, BAND)),
+            (_multiply, (multiplied, OUTPUTS, STAGES, BAND, BY_TMA, SPLIT, 0)),
+            (_multiply, (multiplied, OUTPUTS, STAGES, BAND, BY_TMA, SPLIT, 1)),
+            (_fetch, (fetched, OUTPUTS, STAGES, BAND, SPLIT)),
         ],
         [4, 1],
         [232, 40],
     )
+
+
+@gluon.jit(do_not_specialize=["tokens"])
+def _scaled_sum(
+    part_ptr, y_ptr, scale_x_ptr, scale_weight_ptr, outputs, width, tokens, PARTS: gl.constexpr
+):
+    """Add up parts, which are all on their way at once. They are as wide as whole tiles: only what
+    is stored has an end. A thread has 16 bytes of each part.
+    """
+    layout: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
+    token = gl.program_id(0) * 4 + gl.arange(0, 4, layout=gl.SliceLayout(1, layout))[:, None]
+    output = gl.program_id(1) * 128 + gl.arange(0, 128, layout=gl.SliceLayout(0, layout))[None, :]
+    part_at = part_ptr + token * (PARTS * width) + output
+    parts = ()
+    for i in gl.static_range(PARTS):
+        part = gl.load(part_at + i * width, mask=token < tokens, other=0.0)
+        parts = parts + (part,)  # noqa: RUF005 - no unpacking in Gluon
+    total = parts[0]
+    for i in gl.static_range(1, PARTS):
+        total += parts[i]
+    y = (total * (gl.load(scale_x_ptr) * gl.load(scale_weight_ptr))).to(gl.bfloat16)
+    gl.store(y_ptr + token * outputs + output, y, mask=(token < tokens) & (output < outputs))
 
 
 def _for_tma(x: torch.Tensor) -> torch.Tensor:
@@ -174,21 +236,34 @@ def fp8_linear(
         layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
         return TensorDescriptor.from_tensor(matrix, block, layout)
 
-    by_tma = outputs % 8 == 0  # else rows of the result begin between multiples of 16 bytes
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count
     rows, wide = triton.cdiv(tokens, 128), OUTPUTS
     if rows * triton.cdiv(outputs, wide) < processors:
         wide = 128
     half, columns = wide // 2, triton.cdiv(outputs, wide)
-    _scaled_product[(min(rows * columns, processors),)](
+    steps = triton.cdiv(summed, 128)
+    wanted = min(processors // (rows * columns), steps // STEPS_LEAST, PARTS_MOST)
+    steps_of_part = triton.cdiv(steps, max(wanted, 1))
+    parts = triton.cdiv(steps, steps_of_part)  # none is empty
+    split = parts > 1
+    # Rows that TMA stores begin at multiples of 16 bytes: those of parts are as wide as tiles.
+    by_tma = split or outputs % 8 == 0
+    to = y
+    if split:
+        to = torch.empty((tokens, parts * columns * wide), dtype=torch.float32, device=x.device)
+    elif not by_tma:
+        to = y.new_empty((64, half))  # not stored to
+    _scaled_product[(min(rows * columns * parts, processors),)](
         described(_for_tma(x), [128, 128], gl.float8e4nv),
         described(_for_tma(weight), [wide, 128], gl.float8e4nv),
-        described(y if by_tma else y.new_empty((64, half)), [64, half], gl.bfloat16),
+        described(to, [64, half], gl.float32 if split else gl.bfloat16),
         y,
         scale_x,
         scale_weight,
         rows,
+        columns * parts,
         columns,
+        steps_of_part * 128,
         summed,
         tokens,
         outputs,
@@ -196,6 +271,11 @@ def fp8_linear(
         STAGES=STAGES,
         BAND=BAND,
         BY_TMA=by_tma,
+        SPLIT=split,
         num_warps=4,
     )
+    if split:
+        _scaled_sum[(triton.cdiv(tokens, 4), columns)](
+            to, y, scale_x, scale_weight, outputs, columns * wide, tokens, PARTS=parts, num_warps=4
+        )
     return y

@@ -6,6 +6,7 @@ import pytest
 import torch
 from kagent_sandbox.data.build import BuildRequest, Built
 from kagent_sandbox.data.build_case import build_case
+from kagent_sandbox.data.plan import Launch
 from kagent_sandbox.data.task import draw_hidden, load_task
 from kagent_sandbox.judge.interpreter import Interpreted, Interpreter
 from seed_cases import (
@@ -25,6 +26,7 @@ FORWARD = {
 
 OTHER_PATHS = [
     ("rms_norm/triton_rows.py", {"LONG = 8192": "LONG = 16", "PIECE = 4096": "PIECE = 64"}),
+    ("fp8_linear/gluon_hopper.py", {"STEPS_LEAST = 8": "STEPS_LEAST = 1"}),
     (  # programs start in another order here than on a GPU
         "attention_backward/gluon_hopper.py",
         {"BESIDE_FROM = 2048": "BESIDE_FROM = 1", "AHEAD = 264": "AHEAD = 1"},
@@ -184,6 +186,31 @@ def test_rows_of_whole_words_are_held_without_spills(case, builder):
     (kernel,) = (k for plan in built.plans.values() for k in plan.kernels)
     assert kernel.name == "softmax_backward_held"
     assert kernel.spill_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("dims", "launches"),
+    [
+        ((531, 1248, 6640), [(100, 1, 1), (133, 10, 1)]),  # 50 tiles, 2 parts
+        ((300, 257, 8192), [(72, 1, 1), (75, 3, 1)]),  # 9 tiles, 8 parts
+        ((81, 13088, 4848), [(103, 1, 1)]),  # of 103 tiles, two parts have no room
+        ((128, 128, 1920), [(1, 1, 1)]),  # 15 steps
+    ],
+)
+def test_sums_of_few_tiles_are_split_without_spills(dims, launches, builder):
+    """A part has one of the H100's 132 multiprocessors, and at least 8 steps of 128 products."""
+    task = load_task(SEEDS / "fp8_linear")
+    case = task.gpu.check[0].model_copy(
+        update={"name": "few", **dict(zip("MNK", dims, strict=True))}
+    )
+    text = (task.folder / "gluon_hopper.py").read_text()
+    cases = (build_case(task, case),)
+    built = builder.build(BuildRequest(text, task.entry, "sm_90a", cases, task.allow))
+    assert isinstance(built, Built), built
+    (plan,) = built.plans.values()
+    assert [op.grid for op in plan.ops if isinstance(op, Launch)] == launches
+    assert len(plan.kernels) == len(launches)
+    assert all(kernel.spill_bytes == 0 for kernel in plan.kernels)
 
 
 @pytest.mark.parametrize("name", FORWARD)
