@@ -3,10 +3,10 @@
 A producer warp keeps a ring of tiles of both operands full by TMA; mbarriers say which stage is
 full and which is free. Two consumer groups multiply 64 tokens each by wgmma from shared memory.
 Hopper's tensor cores keep fewer digits of sums than float32 has: each 128 products are added up in
-registers, by one group while the other multiplies. They do one half of a tile's outputs after the
-other, so that partial sums need half as many registers, and the tile may be wider: operands of 128
-outputs come from the L2 cache at 64 bytes per clock and SM, more than it gives; those of 256 at 48.
-The producer is in the next tile of the result while one is stored.
+registers, by one group while the other multiplies. Of a tile of 256 outputs they do one half after
+the other, so that partial sums need half as many registers. Such a tile is better than one of 128,
+whose operands come from the L2 cache at 64 bytes per clock and SM, more than it gives; those of 256
+at 48. The producer is in the next tile of the result while one is stored.
 
 Where tiles are so few that half of the SMs or more would have none, and sums are long, sums are
 split into parts, too. Float32 sums of all parts are one wide matrix, one part beside the other. A
@@ -39,6 +39,7 @@ PARTS_MOST = 8
 
 GROUP = gl.constexpr(64)  # tokens of a consumer: the rows of one wgmma
 GROUPS = gl.constexpr(2)
+AT_ONCE = gl.constexpr(128)  # outputs of one wgmma
 SUMMED = gl.constexpr(128)  # of the summed dimension at a time: the width of a swizzle
 
 
@@ -107,35 +108,38 @@ def _multiply(
     (y_desc, y_ptr, scale_x_ptr, scale_weight_ptr, x_s, weight_s, y_s, full, empty,
      rows, columns, columns_of_part, summed_of_part, summed,
      tokens, outputs) = arguments  # fmt: skip
-    HALF: gl.constexpr = OUTPUTS // 2
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 32])
-    none = gl.zeros([GROUP, HALF], gl.float32, layout=layout)
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, AT_ONCE, 32])
+    none = gl.zeros([GROUP, AT_ONCE], gl.float32, layout=layout)
     scale = gl.load(scale_x_ptr) * gl.load(scale_weight_ptr)
     n = 0  # steps so far, as in the producer
     for i in range(gl.program_id(0), rows * columns, gl.num_programs(0)):
         row, column = _tile(i, rows, columns, BAND)
         first = row * GROUP * GROUPS + W * GROUP
-        left = gl.zeros([GROUP, HALF], gl.float32, layout=layout)
-        right = gl.zeros([GROUP, HALF], gl.float32, layout=layout)
+        left = gl.zeros([GROUP, AT_ONCE], gl.float32, layout=layout)
+        right = gl.zeros([GROUP, AT_ONCE], gl.float32, layout=layout)
         begin, end = _begin_and_end(column, columns_of_part, summed_of_part, summed, SPLIT)
         for _ in range(begin, end, SUMMED):
             stage = n % STAGES
             mbarrier.wait(full.index(stage), (n // STAGES) & 1)
             x = x_s.index(stage).slice(GROUP * W, GROUP, dim=0)
-            weight = weight_s.index(stage).slice(0, HALF, dim=0).permute((1, 0))
-            part = warpgroup_mma(x, weight, none, use_acc=False, is_async=True)
-            left += warpgroup_mma_wait(0, deps=[part])
-            weight = weight_s.index(stage).slice(HALF, HALF, dim=0).permute((1, 0))
+            weight = weight_s.index(stage).slice(0, AT_ONCE, dim=0).permute((1, 0))
             part = warpgroup_mma(x, weight, none, use_acc=False, is_async=True)
             part = warpgroup_mma_wait(0, deps=[part])
-            mbarrier.arrive(empty.index(stage), count=1)
-            right += part
+            if AT_ONCE == OUTPUTS:
+                mbarrier.arrive(empty.index(stage), count=1)
+            left += part
+            if AT_ONCE < OUTPUTS:
+                weight = weight_s.index(stage).slice(AT_ONCE, AT_ONCE, dim=0).permute((1, 0))
+                part = warpgroup_mma(x, weight, none, use_acc=False, is_async=True)
+                part = warpgroup_mma_wait(0, deps=[part])
+                mbarrier.arrive(empty.index(stage), count=1)
+                right += part
             n += 1
-        for half in gl.static_range(2):
+        for half in gl.static_range(OUTPUTS // AT_ONCE):
             y = right if half else left
             if not SPLIT:
                 y = (y * scale).to(gl.bfloat16)
-            at = column * OUTPUTS + half * HALF
+            at = column * OUTPUTS + half * AT_ONCE
             if BY_TMA:
                 tma.store_wait(0)  # the last result has left the buffer
                 y_s.index(W).store(y)
@@ -143,7 +147,7 @@ def _multiply(
                 tma.async_copy_shared_to_global(y_desc, [first, at], y_s.index(W))
             else:
                 token = first + gl.arange(0, GROUP, layout=gl.SliceLayout(1, layout))[:, None]
-                output = at + gl.arange(0, HALF, layout=gl.SliceLayout(0, layout))[None, :]
+                output = at + gl.arange(0, AT_ONCE, layout=gl.SliceLayout(0, layout))[None, :]
                 # In 64 bits: results may have more than 2^31 elements.
                 place = y_ptr + token.to(gl.int64) * outputs + output
                 gl.store(place, y, mask=(token < tokens) & (output < outputs))
@@ -167,7 +171,7 @@ def _scaled_product(
     dtype: gl.constexpr = x_desc.dtype
     x_s = gl.allocate_shared_memory(dtype, [STAGES, GROUP * GROUPS, SUMMED], x_desc.layout)
     weight_s = gl.allocate_shared_memory(dtype, [STAGES, OUTPUTS, SUMMED], weight_desc.layout)
-    y_s = gl.allocate_shared_memory(y_desc.dtype, [GROUPS, GROUP, OUTPUTS // 2], y_desc.layout)
+    y_s = gl.allocate_shared_memory(y_desc.dtype, [GROUPS, GROUP, AT_ONCE], y_desc.layout)
     barrier: gl.constexpr = mbarrier.MBarrierLayout()
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
@@ -240,7 +244,7 @@ def fp8_linear(
     rows, wide = triton.cdiv(tokens, 128), OUTPUTS
     if rows * triton.cdiv(outputs, wide) < processors:
         wide = 128
-    half, columns = wide // 2, triton.cdiv(outputs, wide)
+    columns = triton.cdiv(outputs, wide)
     steps = triton.cdiv(summed, 128)
     wanted = min(processors // (rows * columns), steps // STEPS_LEAST, PARTS_MOST)
     steps_of_part = triton.cdiv(steps, max(wanted, 1))
@@ -252,11 +256,11 @@ def fp8_linear(
     if split:
         to = torch.empty((tokens, parts * columns * wide), dtype=torch.float32, device=x.device)
     elif not by_tma:
-        to = y.new_empty((64, half))  # not stored to
+        to = y.new_empty((64, 128))  # not stored to
     _scaled_product[(min(rows * columns * parts, processors),)](
         described(_for_tma(x), [128, 128], gl.float8e4nv),
         described(_for_tma(weight), [wide, 128], gl.float8e4nv),
-        described(to, [64, half], gl.float32 if split else gl.bfloat16),
+        described(to, [64, 128], gl.float32 if split else gl.bfloat16),
         y,
         scale_x,
         scale_weight,

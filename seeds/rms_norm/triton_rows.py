@@ -19,7 +19,7 @@ ELEMENTS_PER_THREAD = 16
 LONG = 8192  # columns from which on programs take rows in turns, or in pieces
 STAGES = 3  # of long rows: one is computed while the others arrive
 THREADS_PER_SM = 1024  # of programs that take turns
-PIECE = 4096  # elements of a long row that is read twice
+PIECE = 2048  # elements of a long row that is read twice; 4 a thread
 TUNE = {
     "TILE": [2048, 4096, 8192],
     "ELEMENTS_PER_THREAD": [8, 16, 32],
@@ -88,13 +88,12 @@ def rms_norm_in_turns(
         _norm(x_ptr, weight, y_ptr, row, column, stride, rows, columns, eps)
 
 
-@triton.jit(do_not_specialize=["stride_words", "rows", "words"])
+@triton.jit(do_not_specialize=["stride_words", "words"])
 def rms_norm_in_pieces(
     x_ptr,
     weight_ptr,
     y_ptr,
     stride_words,
-    rows,
     words,
     eps,
     WORD: tl.constexpr,
@@ -125,15 +124,16 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     warps = min(max(together * block // (32 * ELEMENTS_PER_THREAD), 1), 32)
     programs = triton.cdiv(rows, together)
     word = math.gcd(columns, x.stride(0), 16 // x.element_size())
-    args = (x, weight, y, x.stride(0) // word, rows, columns // word, eps, word)
+    strides, words = x.stride(0) // word, columns // word
     aligned = word * x.element_size() == 16 and x.storage_offset() % word == 0
+    args = (x, weight, y, strides, rows, words, eps, word)
     if columns < LONG:
         rms_norm_rows[(programs,)](*args, ROWS=together, BLOCK=block, num_warps=warps)
         return y
     if not aligned:
-        piece = min(PIECE, block)
-        warps = max(piece // (32 * ELEMENTS_PER_THREAD), 1)
-        rms_norm_in_pieces[(rows,)](*args, PIECE=piece, num_warps=warps)
+        rms_norm_in_pieces[(rows,)](
+            x, weight, y, strides, words, eps, word, PIECE=PIECE, num_warps=PIECE // 128
+        )
         return y
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count
     resident = max(THREADS_PER_SM // (32 * warps), 1)  # more would wait for others to end
