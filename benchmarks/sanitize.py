@@ -26,6 +26,7 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib
+import itertools
 import json
 import math
 import os
@@ -162,7 +163,8 @@ def found_by(out: str, dispatch: set[tuple[str, int]]) -> tuple[int | None, int]
 
 def dispatch_lines(source: str) -> Iterator[int]:
     """Lines to which Triton ascribes what it makes of `warp_specialize`: the call's own, those of
-    the `if`s around it, and that of the function. It is not ascribed any access of the roles.
+    the `if`s around it, that of the function, and that of an `if` on a constant that comes next,
+    which gets the end of all roles. None of them is ascribed any access of the roles.
     """
 
     def visit(node: ast.AST, around: list[int]) -> Iterator[int]:
@@ -172,6 +174,13 @@ def dispatch_lines(source: str) -> Iterator[int]:
             around = [*around, node.lineno]
         elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "warp_specialize":
             yield from (*around, node.lineno)
+        body = getattr(node, "body", None)
+        for before, after in itertools.pairwise(body if isinstance(body, list) else ()):
+            called = before.value if isinstance(before, ast.Expr) else None
+            named = isinstance(called, ast.Call) and getattr(called.func, "attr", "")
+            constant = isinstance(after, ast.If) and isinstance(after.test, ast.Name)
+            if named == "warp_specialize" and constant:
+                yield after.lineno
         for child in ast.iter_child_nodes(node):
             yield from visit(child, around)
 

@@ -83,6 +83,21 @@ def test_dispatch_is_the_call_of_warp_specialize_and_what_is_around_it():
     assert set(sanitize.dispatch_lines(SOURCE)) == {6, 9, 10}
 
 
+@pytest.mark.parametrize(
+    ("next_", "places"),
+    [
+        ("if GROUPS:\n    meet()", {1, 4, 5}),
+        ("if s.load():\n    meet()", {1, 4}),  # an access of its own
+        ("meet()\nif GROUPS:\n    meet()", {1, 4}),
+    ],
+)
+def test_an_if_on_a_constant_that_comes_next_gets_the_end_of_all_roles(next_, places):
+    """As racecheck reported it of attention_backward's kernel."""
+    text = f"def kernel(GROUPS: gl.constexpr):\nDOC\ns.store(x)\ngl.warp_specialize(roles)\n{next_}"
+    head, *body = text.splitlines()
+    assert set(sanitize.dispatch_lines("\n    ".join([head, *body]))) == places
+
+
 def test_every_kernel_of_gluon_that_gives_out_roles_has_such_places():
     seeds = [f for f in SEEDS.rglob("gluon_*.py") if "warp_specialize(" in f.read_text()]
     assert seeds

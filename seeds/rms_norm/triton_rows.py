@@ -1,11 +1,9 @@
-"""RMS norm with rows in registers: one read and one write.
+"""RMS norm with rows in registers: one read and one write; long rows are read twice.
 
 A program has a tile of whole rows, so that short rows (the heads of a query-key norm) fill it too.
-Many programs on an SM hide each other's latencies. Of long rows one or two programs fill its
-registers: these take rows in turns, and the next ones are on their way into shared memory
-(cp.async) while one is computed. Of rows that do not start at multiples of 16 bytes cp.async copies
-4 bytes at a time: small programs read such a long row twice, in pieces, the second time from the L2
-cache. The weight is read by every program; it stays in the L2 cache.
+Many programs on an SM hide each other's latencies. One or two long rows would fill its registers,
+and none would be on its way while they are computed: long rows are read twice, in pieces, the
+second time from a cache. The weight is read by every program; it stays in the L2 cache.
 """
 
 import math
@@ -16,19 +14,14 @@ import triton.language as tl
 
 TILE = 4096  # elements of a program that has several rows
 ELEMENTS_PER_THREAD = 16
-LONG = 8192  # columns from which on programs take rows in turns, or in pieces
-STAGES = 3  # of long rows: one is computed while the others arrive
-THREADS_PER_SM = 1024  # of programs that take turns
-PIECE = 2048  # elements of a long row that is read twice; 4 a thread
+LONG = 8192  # columns from which on a row is read twice
+PIECE = 2048  # elements of it at a time; 4 a thread
 TUNE = {
     "TILE": [2048, 4096, 8192],
     "ELEMENTS_PER_THREAD": [8, 16, 32],
     "LONG": [2048, 4096, 8192, 32768],
-    "STAGES": [2, 3, 4],
-    "THREADS_PER_SM": [512, 1024],
     "PIECE": [1024, 2048, 4096],
 }
-SHARED_BYTES = 192 << 10  # of an SM, for rows that arrive; longer ones come at once
 
 
 @triton.jit
@@ -63,29 +56,6 @@ def rms_norm_rows(
     column = tl.arange(0, BLOCK)[None, :]
     weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0)
     _norm(x_ptr, weight, y_ptr, row, column, stride, rows, columns, eps)
-
-
-@triton.jit(do_not_specialize=["stride_words", "rows", "words"])
-def rms_norm_in_turns(
-    x_ptr,
-    weight_ptr,
-    y_ptr,
-    stride_words,
-    rows,
-    words,
-    eps,
-    WORD: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    stride, columns = stride_words.to(tl.int64) * WORD, words * WORD
-    column = tl.arange(0, BLOCK)[None, :]
-    weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0)
-    first = tl.program_id(0).to(tl.int64) * ROWS
-    for start in tl.range(first, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
-        row = start + tl.arange(0, ROWS)[:, None]
-        _norm(x_ptr, weight, y_ptr, row, column, stride, rows, columns, eps)
 
 
 @triton.jit(do_not_specialize=["stride_words", "words"])
@@ -125,20 +95,15 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     programs = triton.cdiv(rows, together)
     word = math.gcd(columns, x.stride(0), 16 // x.element_size())
     strides, words = x.stride(0) // word, columns // word
-    aligned = word * x.element_size() == 16 and x.storage_offset() % word == 0
-    args = (x, weight, y, strides, rows, words, eps, word)
     if columns < LONG:
-        rms_norm_rows[(programs,)](*args, ROWS=together, BLOCK=block, num_warps=warps)
-        return y
-    if not aligned:
+        rms_norm_rows[(programs,)](
+            *(x, weight, y, strides, rows, words, eps, word),
+            ROWS=together,
+            BLOCK=block,
+            num_warps=warps,
+        )
+    else:
         rms_norm_in_pieces[(rows,)](
             x, weight, y, strides, words, eps, word, PIECE=PIECE, num_warps=PIECE // 128
         )
-        return y
-    processors = torch.cuda.get_device_properties(x.device).multi_processor_count
-    resident = max(THREADS_PER_SM // (32 * warps), 1)  # more would wait for others to end
-    stages = min(STAGES, 1 + SHARED_BYTES // (resident * together * block * x.element_size()))
-    rms_norm_in_turns[(min(programs, processors * resident),)](
-        *args, ROWS=together, BLOCK=block, STAGES=stages, num_warps=warps
-    )
     return y

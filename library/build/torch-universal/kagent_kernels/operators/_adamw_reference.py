@@ -1,0 +1,187 @@
+"""A step of AdamW in place: inputs, float64 reference, and what a user would call instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from kagent_sandbox.data.case import Case
+
+CHUNK_ELEMENTS = 1 << 24  # float64 temporaries of the reference stay near 1 GiB
+
+
+def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict[str, torch.Tensor]:
+    """Draw param and grad: [M, N] in the case's dtype; exp_avg and exp_avg_sq: [M, N]; lr and step.
+
+    param is normal. grad is normal times the case's scale; exp_avg is a tenth of that, exp_avg_sq
+    is of the size of its square. lr is from 0.02 to 0.2: large, so that wrong updates show in
+    parameters of 16 bits. step is a whole number from 2 to 10000. Distributions: `normal`; `first`
+    (step is 1, both moments are 0); `nonfinite` (NaN, +inf and -inf here and there in grad, as an
+    overflow leaves them: in all results NaN or infinite there, and nowhere else).
+    """
+    shape = (int(case.dims["M"]), int(case.dims["N"]))
+    dtype = getattr(torch, case.dtype)
+    if case.inputs not in ("normal", "first", "nonfinite"):
+        raise ValueError(f"adamw knows no distribution {case.inputs!r}")
+
+    def normal(kind: torch.dtype, scale: float) -> torch.Tensor:
+        empty = torch.empty(shape, dtype=kind, device=device)
+        return empty.normal_(0.0, scale, generator=generator)
+
+    param, grad = normal(dtype, 1.0), normal(dtype, case.scale)
+    exp_avg = normal(torch.float32, 0.1 * case.scale)
+    exp_avg_sq = normal(torch.float32, case.scale).square_()
+    # Not next to 0, where a parameter would move by many times its own size.
+    exp_avg_sq.clamp_min_(0.01 * case.scale**2)
+    lr = torch.rand((), generator=generator, device=device).mul_(0.18).add_(0.02)
+    step = torch.randint(2, 10001, (), generator=generator, device=device).float()
+    if case.inputs == "first":
+        exp_avg.zero_()
+        exp_avg_sq.zero_()
+        step.fill_(1.0)
+    elif case.inputs == "nonfinite":
+        at = torch.rand(shape, generator=generator, device=device)
+        for share, value in ((0.06, torch.inf), (0.04, -torch.inf), (0.02, torch.nan)):
+            grad.masked_fill_(at < share, value)
+    return {
+        "param": param,
+        "grad": grad,
+        "exp_avg": exp_avg,
+        "exp_avg_sq": exp_avg_sq,
+        "lr": lr,
+        "step": step,
+    }
+
+
+def _stepped(
+    param: torch.Tensor,
+    grad: torch.Tensor,
+    exp_avg: torch.Tensor,
+    exp_avg_sq: torch.Tensor,
+    lr: torch.Tensor,
+    step: torch.Tensor,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """New values, in the precision of the tensors; the step's own numbers in float64."""
+    first, second = 1 - beta1 ** step.double(), 1 - beta2 ** step.double()
+    m = beta1 * exp_avg + (1 - beta1) * grad
+    v = beta2 * exp_avg_sq + (1 - beta2) * grad * grad
+    size = (lr.double() / first).to(v.dtype)
+    root = v.sqrt() * second.rsqrt().to(v.dtype) + eps
+    kept = (1 - lr.double() * weight_decay).to(v.dtype)
+    return param * kept - size * (m / root), m, v
+
+
+def reference(
+    *,
+    param: torch.Tensor,
+    grad: torch.Tensor,
+    exp_avg: torch.Tensor,
+    exp_avg_sq: torch.Tensor,
+    lr: torch.Tensor,
+    step: torch.Tensor,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """New values of param, exp_avg and exp_avg_sq, [M, N] each, in float64.
+
+    With both moments' averages m and v, divided by 1 - beta1^step and 1 - beta2^step: param loses
+    its share lr · weight_decay, and lr · m / (sqrt(v) + eps).
+    """
+    tensors = (param, grad, exp_avg, exp_avg_sq)
+    new = tuple(torch.empty(param.shape, dtype=torch.float64, device=param.device) for _ in "pmv")
+    rows = max(1, CHUNK_ELEMENTS // param.shape[1])
+    for start in range(0, param.shape[0], rows):
+        part = slice(start, start + rows)
+        wide = (t[part].double() for t in tensors)
+        found = _stepped(*wide, lr, step, beta1, beta2, eps, weight_decay)
+        for whole, one in zip(new, found, strict=True):
+            whole[part] = one
+    return new
+
+
+def reference_rows(
+    rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    *,
+    param: torch.Tensor,
+    grad: torch.Tensor,
+    exp_avg: torch.Tensor,
+    exp_avg_sq: torch.Tensor,
+    lr: torch.Tensor,
+    step: torch.Tensor,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+) -> tuple[torch.Tensor, ...]:
+    """What `reference` has in some rows, [R, N] float64; `rows` are each result's, [R] int64."""
+    tensors = (param, grad, exp_avg, exp_avg_sq)
+    found = []
+    for i, at in enumerate(rows):
+        wide = (t[at].double() for t in tensors)
+        found.append(_stepped(*wide, lr, step, beta1, beta2, eps, weight_decay)[i])
+    return tuple(found)
+
+
+def eager(
+    *,
+    param: torch.Tensor,
+    grad: torch.Tensor,
+    exp_avg: torch.Tensor,
+    exp_avg_sq: torch.Tensor,
+    lr: torch.Tensor,
+    step: torch.Tensor,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+) -> None:
+    """The same in float32, operation by operation: torch.compile makes one kernel of it."""
+    wide = (t.float() for t in (param, grad, exp_avg, exp_avg_sq))
+    p, m, v = _stepped(*wide, lr, step, beta1, beta2, eps, weight_decay)
+    param.copy_(p)
+    exp_avg.copy_(m)
+    exp_avg_sq.copy_(v)
+
+
+def experts() -> Mapping[str, Callable[..., None]]:
+    """Torch's fused optimiser; it wants parameters in the moments' dtype."""
+
+    def fused(
+        *,
+        param: torch.Tensor,
+        grad: torch.Tensor,
+        exp_avg: torch.Tensor,
+        exp_avg_sq: torch.Tensor,
+        lr: torch.Tensor,
+        step: torch.Tensor,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        weight_decay: float,
+    ) -> None:
+        torch._fused_adamw_(
+            [param],
+            [grad],
+            [exp_avg],
+            [exp_avg_sq],
+            [],
+            [step],
+            lr=lr,
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=weight_decay,
+            eps=eps,
+            amsgrad=False,
+            maximize=False,
+        )
+
+    return {"fused": fused}

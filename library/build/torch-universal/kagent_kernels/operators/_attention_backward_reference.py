@@ -1,0 +1,420 @@
+"""Gradients of attention: inputs, float64 reference, and what a user would call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+import math
+from collections.abc import Sequence
+
+import torch
+
+INDEX_KINDS = ("uniform", "zipf", "sorted", "distinct", "same")
+
+
+def draw_index(
+    kind: str,
+    shape: Sequence[int],
+    count: int,
+    generator: torch.Generator,
+    device: torch.device,
+) -> torch.Tensor:
+    """Draw indices from 0 to `count - 1`.
+
+    Args:
+        kind: "uniform"; "zipf": the i-th most frequent one about 1/i as often as the first (words,
+            popular experts); "sorted": uniform, in ascending order along the last dimension;
+            "distinct": none twice; "same": one index everywhere (all writes collide).
+        shape: Shape of the result.
+        count: Number of values to choose from.
+        generator: The source of chance.
+        device: Where the result is.
+
+    Returns:
+        int64 of `shape`.
+
+    Raises:
+        ValueError: An unknown kind, or more distinct indices than there are.
+
+    Example:
+        Draw the classes of 8 rows, of 1000 classes:
+
+            import torch
+
+            generator = torch.Generator().manual_seed(0)
+            target = draw_index("zipf", (8,), 1000, generator, torch.device("cpu"))
+            assert target.shape == (8,) and target.dtype == torch.int64
+    """
+    if kind not in INDEX_KINDS:
+        raise ValueError(f"no indices of kind {kind!r}: expected one of {', '.join(INDEX_KINDS)}")
+    elements = math.prod(shape)
+    if kind == "distinct":
+        if elements > count:
+            raise ValueError(f"{elements} distinct indices, and {count} to choose from")
+        drawn = torch.randperm(count, generator=generator, device=device)[:elements]
+        return drawn.reshape(tuple(shape))
+    if kind == "zipf":
+        position = torch.rand(tuple(shape), generator=generator, device=device, dtype=torch.float64)
+        rank = ((count + 1) ** position - 1).long().clamp_(0, count - 1)
+        first = torch.randint(count, (), generator=generator, device=device)
+        return (rank + first) % count  # the frequent ones are not always the first
+    many = torch.randint(
+        count, () if kind == "same" else tuple(shape), generator=generator, device=device
+    )
+    if kind == "same":
+        return many.expand(tuple(shape)).contiguous()
+    return many.sort(-1).values if kind == "sorted" else many
+
+
+def draw_as_counted(
+    counts: Sequence[float],
+    shape: Sequence[int],
+    generator: torch.Generator,
+    device: torch.device,
+) -> torch.Tensor:
+    """Draw indices from 0 to `len(counts) - 1`, each as often as it was counted somewhere.
+
+    Such counts are tokens of each expert, or uses of each page.
+
+    Args:
+        counts: How often each index was seen. An index that was never seen is never drawn.
+        shape: Shape of the result.
+        generator: The source of chance.
+        device: Where the result is.
+
+    Returns:
+        int64 of `shape`.
+
+    Raises:
+        ValueError: A count is negative, or all are 0.
+
+    Example:
+        Draw an expert for each of 8 tokens, the second one never and the third one mostly:
+
+            import torch
+
+            cpu = torch.device("cpu")
+            generator = torch.Generator(cpu).manual_seed(0)
+            experts = draw_as_counted([10, 0, 90], (8,), generator, cpu)
+            assert set(experts.tolist()) <= {0, 2}
+    """
+    if not counts or min(counts) < 0 or not sum(counts) > 0:
+        raise ValueError(f"{list(counts)[:8]}: expected counts of 0 or more, and one above 0")
+    ends = torch.tensor([*counts], device=device, dtype=torch.float64).cumsum(0)
+    position = torch.rand(tuple(shape), generator=generator, device=device, dtype=torch.float64)
+    found = torch.searchsorted(ends, position * ends[-1], right=True)
+    return found.clamp_(max=max(i for i, n in enumerate(counts) if n))
+
+
+def draw_attention(
+    kind: str,
+    queries: Sequence[int],
+    key_heads: int,
+    scale: float,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+    device: torch.device,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Draw queries, keys and values of self-attention.
+
+    Args:
+        kind: "normal"; "shifted": a constant is added to every key, which moves all scores of a row
+            by the same large amount; "sunk": that, and queries so low that scores are about -200;
+            "mixed": each head of keys is normal, has scores that rise or fall evenly by 16 from the
+            first key to the last, or scores about 10000 below the others in half of the keys, which
+            are a window or every other block, never the first key.
+        queries: Shape of the queries: batch B, heads H, sequence length S, head dimension D.
+        key_heads: Heads of keys and values, Hkv; H is a multiple.
+        scale: Deviation of the normal distribution.
+        dtype: Of the results.
+        generator: The source of chance.
+        device: Where the results are.
+
+    Returns:
+        q: [B, H, S, D], k: [B, Hkv, S, D] and v: [B, Hkv, S, D].
+
+    Raises:
+        ValueError: An unknown kind.
+
+    Example:
+        Draw 8 heads of queries over 2 heads of keys, as `inputs` of a task does:
+
+            import torch
+
+            cpu = torch.device("cpu")
+            generator = torch.Generator(cpu).manual_seed(0)
+            shape, dtype = (1, 8, 128, 64), torch.bfloat16
+            q, k, v = draw_attention("mixed", shape, 2, 1.0, dtype, generator, cpu)
+            assert k.shape == (1, 2, 128, 64)
+    """
+    kinds = ("normal", "shifted", "sunk", "mixed")
+    if kind not in kinds:
+        raise ValueError(f"no attention of kind {kind!r}: expected one of {', '.join(kinds)}")
+    b, h, s, d = queries
+
+    def draw(heads: int, shift: float = 0.0) -> torch.Tensor:
+        x = torch.empty(b, heads, s, d, dtype=dtype, device=device)
+        return x.normal_(shift, scale, generator=generator)
+
+    q = draw(h, -3.0 if kind == "sunk" else 0.0)
+    k = draw(key_heads, 8.0 if kind in ("shifted", "sunk") else 0.0)
+    v = draw(key_heads)
+    if kind != "mixed":
+        return q, k, v
+
+    def whole(most: int) -> torch.Tensor:
+        return torch.randint(most, (b, key_heads, 1), generator=generator, device=device)
+
+    # The last dimension lifts or lowers all scores of a key. In the first one, every further
+    # addition of a chain would be rounded as a large number's.
+    lift = 64.0
+    q[..., -1] = lift
+    of_head, start, block = whole(5), whole(s), whole(5)
+    key = torch.arange(s, device=device)
+    ramp = torch.linspace(-8.0, 8.0, s, device=device)
+    score = torch.where(of_head == 1, ramp, 0.0) + torch.where(of_head == 2, -ramp, 0.0)
+    window = (key - start) % s < s // 2
+    blocks = (key >> (block + 3)) % 2 == 1
+    hidden = ((of_head == 3) & window) | ((of_head == 4) & blocks)
+    hidden[..., 0] = False
+    k[..., -1] = (score.masked_fill(hidden, -1e4) * (math.sqrt(d) / lift)).to(dtype)
+    return q, k, v
+
+
+def offsets(
+    lengths: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64
+) -> torch.Tensor:
+    """Compute where each of several joined sequences starts, and where the last one ends.
+
+    Args:
+        lengths: Elements of each sequence.
+        device: Where the result is.
+        dtype: Integer type of the result.
+
+    Returns:
+        [len(lengths) + 1] in `dtype`, the first is 0.
+
+    Example:
+        Join sequences of 3, 0 and 2 elements:
+
+            import torch
+
+            cpu = torch.device("cpu")
+            assert offsets([3, 0, 2], cpu).tolist() == [0, 3, 3, 5]
+            assert segments([3, 0, 2], cpu).tolist() == [0, 0, 0, 2, 2]
+    """
+    joined = torch.tensor([0, *lengths], device=device, dtype=torch.int64)
+    return joined.cumsum(0).to(dtype)
+
+
+def segments(
+    lengths: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64
+) -> torch.Tensor:
+    """Compute which of several joined sequences each element belongs to. See `offsets`.
+
+    Args:
+        lengths: Elements of each sequence.
+        device: Where the result is.
+        dtype: Integer type of the result.
+
+    Returns:
+        [sum(lengths)] in `dtype`, ascending.
+    """
+    each = torch.tensor([*lengths], device=device, dtype=torch.int64)
+    return torch.repeat_interleave(each).to(dtype)
+
+if TYPE_CHECKING:
+    from kagent_sandbox.data.case import Case
+
+SCORES = 1 << 26  # float64 scores held at once: 512 MiB, and about four times that in all
+
+
+def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict[str, torch.Tensor]:
+    """Draw q, k and v from a normal distribution of deviation `scale`, and grad from a normal one.
+
+    o and lse are what torch's forward pass has of them. "shifted" adds a constant to every key,
+    which moves all scores of a row, and its log-sum-exp, by the same large amount. "mixed" gives
+    each head of keys a kind of its own: normal; scores that rise or fall from key to key; scores
+    about 10000 below the others in half of the keys, which are a window or every other block, never
+    the first key.
+    """
+    d = case.dims
+    queries = tuple(int(d[n]) for n in ("B", "H", "S", "D"))
+    dtype = getattr(torch, case.dtype)
+    if case.inputs == "sunk":  # gradients would hang on the rounding of scores alone
+        raise ValueError("attention_backward knows no distribution 'sunk'")
+    q, k, v = draw_attention(
+        case.inputs, queries, int(d["Hkv"]), case.scale, dtype, generator, device
+    )
+    grad = torch.empty_like(q).normal_(generator=generator)
+    o, lse = _forward(q, k, v, bool(d["causal"]))
+    return {"grad": grad, "q": q, "k": k, "v": v, "o": o, "lse": lse}
+
+
+def _forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    aten = torch.ops.aten
+    if q.is_cuda:
+        return aten._scaled_dot_product_flash_attention(q, k, v, is_causal=causal)[:2]  # noqa: SLF001
+    o, lse = aten._scaled_dot_product_flash_attention_for_cpu(  # noqa: SLF001
+        q, _for_queries(k, q), _for_queries(v, q), is_causal=causal
+    )
+    return o, lse.contiguous()
+
+
+def _for_queries(x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """A head of keys or values for each head of queries."""
+    return x.repeat_interleave(q.shape[1] // x.shape[1], 1)
+
+
+def reference(
+    *,
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    causal: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of q, [B, H, S, D], k and v, [B, Hkv, S, D], in float64, for o and lse as given.
+
+    With p = exp(q · k / sqrt(D) - lse) for the keys that a query sees, else 0, and
+    t = p (grad · v - grad · o): dq is the sum of t k / sqrt(D) over the keys, dk that of
+    t q / sqrt(D) and dv that of p grad over the queries of all heads that read them.
+    """
+    group = q.shape[1] // k.shape[1]
+    dq, dk, dv = (torch.zeros(t.shape, dtype=torch.float64, device=q.device) for t in (q, k, v))
+    for batch in range(q.shape[0]):
+        for head in range(q.shape[1]):
+            at, key_at = (batch, head), (batch, head // group)
+            given = (grad[at], q[at], k[key_at], v[key_at], o[at], lse[at])
+            found = _gradients_of_a_head(*given, causal)
+            dq[at] = found[0]
+            dk[key_at] += found[1]
+            dv[key_at] += found[2]
+    return dq, dk, dv
+
+
+def _gradients_of_a_head(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    causal: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of tensors [S, D], and lse: [S], in float64, over chunks of queries."""
+    s, d = q.shape
+    keys, values = k.double(), v.double()
+    dq, dk, dv = (torch.zeros(s, d, dtype=torch.float64, device=q.device) for _ in range(3))
+    step = max(1, SCORES // s)
+    for start in range(0, s, step):
+        some = slice(start, start + step)
+        above, queries = grad[some].double(), q[some].double()
+        p = torch.exp(queries @ keys.mT / math.sqrt(d) - lse[some, None])
+        if causal:
+            p = p.tril(start)
+        t = p * (above @ values.mT - (above * o[some]).sum(-1, keepdim=True)) / math.sqrt(d)
+        dq[some] = t @ keys
+        dk += t.mT @ queries
+        dv += p.mT @ above
+    return dq, dk, dv
+
+
+def reference_rows(
+    rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    *,
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    causal: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What `reference` has in some rows, in float64: dq [R, S·D], whose rows are heads, and dk and
+    dv, [R, D] each.
+
+    `rows[0]` are numbers of heads of queries, [R] int64; the others are numbers of keys, counted
+    over all heads of keys.
+    """
+    heads, key_heads, s = q.shape[1], k.shape[1], q.shape[2]
+    group = heads // key_heads
+    found: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+
+    def of(batch: int, head: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        at, key_at = (batch, head), (batch, head // group)
+        if at not in found:
+            given = (grad[at], q[at], k[key_at], v[key_at], o[at], lse[at])
+            found[at] = _gradients_of_a_head(*given, causal)
+        return found[at]
+
+    def of_key(row: int, which: int) -> torch.Tensor:
+        key_head, key = divmod(row, s)
+        batch, first = key_head // key_heads, key_head % key_heads * group
+        return torch.stack([of(batch, first + i)[which][key] for i in range(group)]).sum(0)
+
+    dq = [of(row // heads, row % heads)[0].flatten() for row in rows[0].tolist()]
+    dk, dv = ([of_key(row, n) for row in rows[n].tolist()] for n in (1, 2))
+    return torch.stack(dq), torch.stack(dk), torch.stack(dv)
+
+
+def eager(
+    *,
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    causal: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The operation behind the gradient of torch's own attention: the shapes of q, k and v.
+
+    It is FlashAttention-2 on a GPU. Below the public function it takes the last dimension for the
+    fastest without a look, and on a CPU gives wrong numbers where it is not.
+    """
+    tensors = (grad, q, k, v, o)
+    grad, q, k, v, o = (t if t.stride(-1) == 1 else t.contiguous() for t in tensors)
+    lse = lse.contiguous()
+    aten, s = torch.ops.aten, q.shape[2]
+    if q.is_cuda:
+        seed = torch.empty(0, dtype=torch.int64, device=q.device)  # there is no dropout
+        return aten._scaled_dot_product_flash_attention_backward(  # noqa: SLF001
+            grad, q, k, v, o, lse, None, None, s, s, 0.0, causal, seed, seed
+        )
+    wide = (_for_queries(k, q), _for_queries(v, q))
+    dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(  # noqa: SLF001
+        grad, q, *wide, o, lse, 0.0, causal
+    )
+    heads = (-1, q.shape[1] // k.shape[1])
+    dk, dv = (t.unflatten(1, heads).sum(2) for t in (dk, dv))
+    return dq.contiguous(), dk.contiguous(), dv.contiguous()
+
+
+def experts() -> Mapping[str, Callable[..., object]]:
+    """The gradient of cuDNN's attention, on a GPU."""
+    return {"cuDNN": _cudnn} if torch.cuda.is_available() else {}
+
+
+def _cudnn(
+    *,
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    causal: bool,
+) -> object:
+    s = q.shape[2]
+    seed = torch.empty((), dtype=torch.int64, device=q.device)  # there is no dropout
+    return torch.ops.aten._scaled_dot_product_cudnn_attention_backward(  # noqa: SLF001
+        grad, q, k, v, o, lse[..., None], seed, seed, None, None, None, s, s, 0.0, causal
+    )

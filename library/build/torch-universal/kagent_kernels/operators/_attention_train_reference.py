@@ -1,0 +1,351 @@
+"""Attention's forward pass in training: inputs, float64 reference, and what a user would call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+import math
+from collections.abc import Sequence
+
+import torch
+
+INDEX_KINDS = ("uniform", "zipf", "sorted", "distinct", "same")
+
+
+def draw_index(
+    kind: str,
+    shape: Sequence[int],
+    count: int,
+    generator: torch.Generator,
+    device: torch.device,
+) -> torch.Tensor:
+    """Draw indices from 0 to `count - 1`.
+
+    Args:
+        kind: "uniform"; "zipf": the i-th most frequent one about 1/i as often as the first (words,
+            popular experts); "sorted": uniform, in ascending order along the last dimension;
+            "distinct": none twice; "same": one index everywhere (all writes collide).
+        shape: Shape of the result.
+        count: Number of values to choose from.
+        generator: The source of chance.
+        device: Where the result is.
+
+    Returns:
+        int64 of `shape`.
+
+    Raises:
+        ValueError: An unknown kind, or more distinct indices than there are.
+
+    Example:
+        Draw the classes of 8 rows, of 1000 classes:
+
+            import torch
+
+            generator = torch.Generator().manual_seed(0)
+            target = draw_index("zipf", (8,), 1000, generator, torch.device("cpu"))
+            assert target.shape == (8,) and target.dtype == torch.int64
+    """
+    if kind not in INDEX_KINDS:
+        raise ValueError(f"no indices of kind {kind!r}: expected one of {', '.join(INDEX_KINDS)}")
+    elements = math.prod(shape)
+    if kind == "distinct":
+        if elements > count:
+            raise ValueError(f"{elements} distinct indices, and {count} to choose from")
+        drawn = torch.randperm(count, generator=generator, device=device)[:elements]
+        return drawn.reshape(tuple(shape))
+    if kind == "zipf":
+        position = torch.rand(tuple(shape), generator=generator, device=device, dtype=torch.float64)
+        rank = ((count + 1) ** position - 1).long().clamp_(0, count - 1)
+        first = torch.randint(count, (), generator=generator, device=device)
+        return (rank + first) % count  # the frequent ones are not always the first
+    many = torch.randint(
+        count, () if kind == "same" else tuple(shape), generator=generator, device=device
+    )
+    if kind == "same":
+        return many.expand(tuple(shape)).contiguous()
+    return many.sort(-1).values if kind == "sorted" else many
+
+
+def draw_as_counted(
+    counts: Sequence[float],
+    shape: Sequence[int],
+    generator: torch.Generator,
+    device: torch.device,
+) -> torch.Tensor:
+    """Draw indices from 0 to `len(counts) - 1`, each as often as it was counted somewhere.
+
+    Such counts are tokens of each expert, or uses of each page.
+
+    Args:
+        counts: How often each index was seen. An index that was never seen is never drawn.
+        shape: Shape of the result.
+        generator: The source of chance.
+        device: Where the result is.
+
+    Returns:
+        int64 of `shape`.
+
+    Raises:
+        ValueError: A count is negative, or all are 0.
+
+    Example:
+        Draw an expert for each of 8 tokens, the second one never and the third one mostly:
+
+            import torch
+
+            cpu = torch.device("cpu")
+            generator = torch.Generator(cpu).manual_seed(0)
+            experts = draw_as_counted([10, 0, 90], (8,), generator, cpu)
+            assert set(experts.tolist()) <= {0, 2}
+    """
+    if not counts or min(counts) < 0 or not sum(counts) > 0:
+        raise ValueError(f"{list(counts)[:8]}: expected counts of 0 or more, and one above 0")
+    ends = torch.tensor([*counts], device=device, dtype=torch.float64).cumsum(0)
+    position = torch.rand(tuple(shape), generator=generator, device=device, dtype=torch.float64)
+    found = torch.searchsorted(ends, position * ends[-1], right=True)
+    return found.clamp_(max=max(i for i, n in enumerate(counts) if n))
+
+
+def draw_attention(
+    kind: str,
+    queries: Sequence[int],
+    key_heads: int,
+    scale: float,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+    device: torch.device,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Draw queries, keys and values of self-attention.
+
+    Args:
+        kind: "normal"; "shifted": a constant is added to every key, which moves all scores of a row
+            by the same large amount; "sunk": that, and queries so low that scores are about -200;
+            "mixed": each head of keys is normal, has scores that rise or fall evenly by 16 from the
+            first key to the last, or scores about 10000 below the others in half of the keys, which
+            are a window or every other block, never the first key.
+        queries: Shape of the queries: batch B, heads H, sequence length S, head dimension D.
+        key_heads: Heads of keys and values, Hkv; H is a multiple.
+        scale: Deviation of the normal distribution.
+        dtype: Of the results.
+        generator: The source of chance.
+        device: Where the results are.
+
+    Returns:
+        q: [B, H, S, D], k: [B, Hkv, S, D] and v: [B, Hkv, S, D].
+
+    Raises:
+        ValueError: An unknown kind.
+
+    Example:
+        Draw 8 heads of queries over 2 heads of keys, as `inputs` of a task does:
+
+            import torch
+
+            cpu = torch.device("cpu")
+            generator = torch.Generator(cpu).manual_seed(0)
+            shape, dtype = (1, 8, 128, 64), torch.bfloat16
+            q, k, v = draw_attention("mixed", shape, 2, 1.0, dtype, generator, cpu)
+            assert k.shape == (1, 2, 128, 64)
+    """
+    kinds = ("normal", "shifted", "sunk", "mixed")
+    if kind not in kinds:
+        raise ValueError(f"no attention of kind {kind!r}: expected one of {', '.join(kinds)}")
+    b, h, s, d = queries
+
+    def draw(heads: int, shift: float = 0.0) -> torch.Tensor:
+        x = torch.empty(b, heads, s, d, dtype=dtype, device=device)
+        return x.normal_(shift, scale, generator=generator)
+
+    q = draw(h, -3.0 if kind == "sunk" else 0.0)
+    k = draw(key_heads, 8.0 if kind in ("shifted", "sunk") else 0.0)
+    v = draw(key_heads)
+    if kind != "mixed":
+        return q, k, v
+
+    def whole(most: int) -> torch.Tensor:
+        return torch.randint(most, (b, key_heads, 1), generator=generator, device=device)
+
+    # The last dimension lifts or lowers all scores of a key. In the first one, every further
+    # addition of a chain would be rounded as a large number's.
+    lift = 64.0
+    q[..., -1] = lift
+    of_head, start, block = whole(5), whole(s), whole(5)
+    key = torch.arange(s, device=device)
+    ramp = torch.linspace(-8.0, 8.0, s, device=device)
+    score = torch.where(of_head == 1, ramp, 0.0) + torch.where(of_head == 2, -ramp, 0.0)
+    window = (key - start) % s < s // 2
+    blocks = (key >> (block + 3)) % 2 == 1
+    hidden = ((of_head == 3) & window) | ((of_head == 4) & blocks)
+    hidden[..., 0] = False
+    k[..., -1] = (score.masked_fill(hidden, -1e4) * (math.sqrt(d) / lift)).to(dtype)
+    return q, k, v
+
+
+def offsets(
+    lengths: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64
+) -> torch.Tensor:
+    """Compute where each of several joined sequences starts, and where the last one ends.
+
+    Args:
+        lengths: Elements of each sequence.
+        device: Where the result is.
+        dtype: Integer type of the result.
+
+    Returns:
+        [len(lengths) + 1] in `dtype`, the first is 0.
+
+    Example:
+        Join sequences of 3, 0 and 2 elements:
+
+            import torch
+
+            cpu = torch.device("cpu")
+            assert offsets([3, 0, 2], cpu).tolist() == [0, 3, 3, 5]
+            assert segments([3, 0, 2], cpu).tolist() == [0, 0, 0, 2, 2]
+    """
+    joined = torch.tensor([0, *lengths], device=device, dtype=torch.int64)
+    return joined.cumsum(0).to(dtype)
+
+
+def segments(
+    lengths: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64
+) -> torch.Tensor:
+    """Compute which of several joined sequences each element belongs to. See `offsets`.
+
+    Args:
+        lengths: Elements of each sequence.
+        device: Where the result is.
+        dtype: Integer type of the result.
+
+    Returns:
+        [sum(lengths)] in `dtype`, ascending.
+    """
+    each = torch.tensor([*lengths], device=device, dtype=torch.int64)
+    return torch.repeat_interleave(each).to(dtype)
+
+if TYPE_CHECKING:
+    from kagent_sandbox.data.case import Case
+
+SCORES = 1 << 26  # float64 scores held at once: 512 MiB, and about three times that in all
+
+
+def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict[str, torch.Tensor]:
+    """Draw q, k and v from a normal distribution of deviation `scale`.
+
+    "shifted" adds a constant to every key, which moves all scores of a row by the same large
+    amount: it finds a softmax that does not subtract the row's maximum. "sunk" lowers the queries,
+    too: scores are about -200 (D = 64), and so is the log-sum-exp. "mixed" gives each head of keys
+    a kind of its own: normal; scores that rise or fall from key to key; scores about 10000 below
+    the others in half of the keys, which are a window or every other block, never the first key.
+    """
+    d = case.dims
+    queries = tuple(int(d[n]) for n in ("B", "H", "S", "D"))
+    dtype = getattr(torch, case.dtype)
+    q, k, v = draw_attention(
+        case.inputs, queries, int(d["Hkv"]), case.scale, dtype, generator, device
+    )
+    return {"q": q, "k": k, "v": v}
+
+
+def _by_head(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
+) -> Iterator[tuple[int, int, int, torch.Tensor, torch.Tensor]]:
+    """Batch, head, first query, and the scores and values of some queries of each head, float64."""
+    b, h, s, d = q.shape
+    rows = max(1, SCORES // s)
+    for batch in range(b):
+        for head in range(h):
+            key_head = head // (h // k.shape[1])
+            keys, values = k[batch, key_head].double(), v[batch, key_head].double()
+            for start in range(0, s, rows):
+                some = q[batch, head, start : start + rows].double()
+                scores = some @ keys.mT / math.sqrt(d)
+                if causal:
+                    later = torch.ones_like(scores, dtype=torch.bool).triu(start + 1)
+                    scores = scores.masked_fill(later, -math.inf)
+                yield batch, head, start, scores, values
+
+
+def reference(
+    *, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The result o, [B, H, S, D], and the scores' log-sum-exp, [B, H, S], in float64.
+
+    Scores are q · k / sqrt(D), the log-sum-exp is the natural logarithm of the sum of their
+    exponentials over the keys that a query sees.
+    """
+    o = torch.empty(q.shape, dtype=torch.float64, device=q.device)
+    lse = torch.empty(q.shape[:3], dtype=torch.float64, device=q.device)
+    for batch, head, start, scores, values in _by_head(q, k, v, causal):
+        some = slice(start, start + len(scores))
+        lse[batch, head, some] = torch.logsumexp(scores, -1)
+        o[batch, head, some] = torch.softmax(scores, -1) @ values
+    return o, lse
+
+
+def reference_rows(
+    rows: tuple[torch.Tensor, torch.Tensor],
+    *,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `reference` has in some rows: of o, as [B·H·S, D], and of lse, as [B·H, S], in float64.
+
+    `rows` are their numbers, [R] int64 each.
+    """
+    h, s, d = q.shape[1:]
+    query, head, batch = rows[0] % s, rows[0] // s % h, rows[0] // (s * h)
+    key_head = head // (h // k.shape[1])
+    scores = torch.einsum(
+        "rd,rsd->rs", q[batch, head, query].double(), k[batch, key_head].double()
+    ) / math.sqrt(d)
+    if causal:
+        key = torch.arange(s, device=q.device)
+        scores = scores.masked_fill(key > query[:, None], -math.inf)
+    o = torch.einsum("rs,rsd->rd", torch.softmax(scores, -1), v[batch, key_head].double())
+    head, batch = rows[1] % h, rows[1] // h
+    key_head = head // (h // k.shape[1])
+    lse = torch.empty((len(rows[1]), s), dtype=torch.float64, device=q.device)
+    some = (t[batch, i][:, None] for t, i in ((q, head), (k, key_head), (v, key_head)))
+    for row, _, start, scores, _ in _by_head(*some, causal):
+        lse[row, start : start + len(scores)] = torch.logsumexp(scores, -1)
+    return o, lse
+
+
+def eager(
+    *, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The operation behind torch's own attention in training: [B, H, S, D] and [B, H, S] float32.
+
+    It is FlashAttention-2 on a GPU. Below the public function it takes the last dimension for the
+    fastest without a look, and on a CPU gives wrong numbers where it is not.
+    """
+    q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
+    if q.is_cuda:
+        flash = torch.ops.aten._scaled_dot_product_flash_attention  # noqa: SLF001
+        return flash(q, k, v, is_causal=causal)[:2]
+    group = q.shape[1] // k.shape[1]
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001
+    o, lse = flash(
+        q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1), is_causal=causal
+    )
+    return o, lse.contiguous()
+
+
+def experts() -> Mapping[str, Callable[..., object]]:
+    """The forward pass of cuDNN's attention in training, on a GPU."""
+    return {"cuDNN": _cudnn} if torch.cuda.is_available() else {}
+
+
+def _cudnn(
+    *, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    found = torch.ops.aten._scaled_dot_product_cudnn_attention(  # noqa: SLF001
+        q, k, v, None, True, is_causal=causal
+    )
+    return found[0], found[1].view(q.shape[:3])

@@ -1,0 +1,118 @@
+"""Gradient of GELU in its tanh form, element by element.
+
+    gelu_backward(grad: Tensor[M, N], x: Tensor[M, N]) -> Tensor[M, N]
+
+Made from the task gelu_backward.
+Forward only: to ask for a gradient is an error. Autocast changes nothing here. What kernels were
+not checked for is computed by the task's own way with torch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from .._about import NAMESPACE
+from .._library import LibraryOperator, plain, wants_gradient, with_autograd
+from . import _gelu_backward_reference as _task
+
+__all__ = ["GeluBackward", "gelu_backward"]
+
+
+def gelu_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+) -> torch.Tensor:
+    """Gradient of GELU in its tanh form, element by element.
+
+    Args:
+        grad: [M, N].
+        x: [M, N].
+
+    Returns:
+        dx: [M, N].
+    """
+    ours = plain(grad, x) and (
+        grad.numel() + x.numel() >= _operator.least
+        or wants_gradient(grad, x)
+    )
+    if not ours:
+        return _task.eager(
+            grad=grad,
+            x=x,
+        )
+    return _operator(grad, x)
+
+
+class GeluBackward(nn.Module):
+    """`gelu_backward` as a module, and as a layer for Hugging Face `kernels`."""
+
+    can_torch_compile = True
+    has_backward = False
+
+    def forward(
+        self,
+        grad: torch.Tensor,
+        x: torch.Tensor,
+    ) -> torch.Tensor:
+        """See `gelu_backward`."""
+        return gelu_backward(grad, x)
+
+
+LAYERS: dict[str, type[nn.Module]] = {"GeluBackward": GeluBackward}
+
+
+# -- the operator ----------------------------------------------------------------------------------
+
+
+def _reference(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+) -> object:
+    found = with_autograd(
+        _task.eager,
+        grad=grad,
+        x=x,
+    )
+    dtype = grad.dtype
+    (found,) = found if isinstance(found, tuple) else (found,)
+    return found.to(dtype)
+
+
+def _fake(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+) -> object:
+    dtype = grad.dtype
+    M = grad.shape[0]
+    N = grad.shape[1]
+    return grad.new_empty((M, N), dtype=dtype)
+
+
+def _dims(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+) -> dict[str, int | float | bool] | None:
+    if (grad.dim(), x.dim()) != (2, 2):
+        return None
+    dtype = grad.dtype
+    M = grad.shape[0]
+    N = grad.shape[1]
+    fits = (
+        x.shape[0] == M
+        and x.shape[1] == N
+        and x.dtype == dtype
+    )
+    if not fits:
+        return None
+    return {"M": M, "N": N}
+
+
+_operator = LibraryOperator(
+    "gelu_backward",
+    "(Tensor grad, Tensor x) -> Tensor",
+    namespace=NAMESPACE,
+    reference=_reference,
+    fake=_fake,
+    dims=_dims,
+)

@@ -1,0 +1,162 @@
+"""A step of AdamW over a layer's tensors: inputs, float64 reference, what a user would call.
+
+Every function takes the same arguments by name: of each of TENSORS the parameter, its gradient and
+both moments, then the step's numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from kagent_sandbox.data.case import Case
+
+TENSORS = ("wide", "square", "gain", "bias")  # [M, N], [N, N], [N], [M]
+MATRICES = ("wide", "square")  # these decay
+CHUNK_ELEMENTS = 1 << 24  # float64 temporaries of the reference stay near 1 GiB
+
+
+def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict[str, torch.Tensor]:
+    """Draw wide: [M, N], square: [N, N], gain: [N], bias: [M], and of each grad_, exp_avg_ and
+    exp_avg_sq_; lr and step.
+
+    Parameters are normal. Gradients are normal times the case's scale; exp_avg is a tenth of that,
+    exp_avg_sq is of the size of its square. lr is from 0.02 to 0.2: large, so that wrong updates
+    show in parameters of 16 bits. step is a whole number from 2 to 10000. Distributions: `normal`;
+    `first` (step is 1, all moments are 0); `nonfinite` (NaN, +inf and -inf here and there in the
+    gradients, as an overflow leaves them: in all results NaN or infinite there, and nowhere else).
+    """
+    m, n = int(case.dims["M"]), int(case.dims["N"])
+    dtype = getattr(torch, case.dtype)
+    if case.inputs not in ("normal", "first", "nonfinite"):
+        raise ValueError(f"adamw_tensors knows no distribution {case.inputs!r}")
+
+    def normal(shape: tuple[int, ...], kind: torch.dtype, scale: float) -> torch.Tensor:
+        empty = torch.empty(shape, dtype=kind, device=device)
+        return empty.normal_(0.0, scale, generator=generator)
+
+    drawn = {}
+    for name, shape in zip(TENSORS, ((m, n), (n, n), (n,), (m,)), strict=True):
+        drawn[name] = normal(shape, dtype, 1.0)
+        grad = normal(shape, dtype, case.scale)
+        exp_avg = normal(shape, torch.float32, 0.1 * case.scale)
+        exp_avg_sq = normal(shape, torch.float32, case.scale).square_()
+        # Not next to 0, where a parameter would move by many times its own size.
+        exp_avg_sq.clamp_min_(0.01 * case.scale**2)
+        if case.inputs == "first":
+            exp_avg.zero_()
+            exp_avg_sq.zero_()
+        elif case.inputs == "nonfinite":
+            at = torch.rand(shape, generator=generator, device=device)
+            for share, value in ((0.06, torch.inf), (0.04, -torch.inf), (0.02, torch.nan)):
+                grad.masked_fill_(at < share, value)
+        drawn |= {
+            f"grad_{name}": grad,
+            f"exp_avg_{name}": exp_avg,
+            f"exp_avg_sq_{name}": exp_avg_sq,
+        }
+    drawn["lr"] = torch.rand((), generator=generator, device=device).mul_(0.18).add_(0.02)
+    step = torch.randint(2, 10001, (), generator=generator, device=device).float()
+    drawn["step"] = torch.ones_like(step) if case.inputs == "first" else step
+    return drawn
+
+
+def _stepped(
+    param: torch.Tensor,
+    grad: torch.Tensor,
+    exp_avg: torch.Tensor,
+    exp_avg_sq: torch.Tensor,
+    lr: torch.Tensor,
+    step: torch.Tensor,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """New values, in the precision of the tensors; the step's own numbers in float64."""
+    first, second = 1 - beta1 ** step.double(), 1 - beta2 ** step.double()
+    m = beta1 * exp_avg + (1 - beta1) * grad
+    v = beta2 * exp_avg_sq + (1 - beta2) * grad * grad
+    size = (lr.double() / first).to(v.dtype)
+    root = v.sqrt() * second.rsqrt().to(v.dtype) + eps
+    kept = (1 - lr.double() * weight_decay).to(v.dtype)
+    return param * kept - size * (m / root), m, v
+
+
+def _of(name: str, given: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
+    return tuple(given[f"{kind}{name}"] for kind in ("", "grad_", "exp_avg_", "exp_avg_sq_"))
+
+
+def _step_of(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("lr", "step", "beta1", "beta2", "eps")
+    decay = given["weight_decay"] if name in MATRICES else 0.0
+    return {**{n: given[n] for n in names}, "weight_decay": decay}
+
+
+def reference(**given: Any) -> tuple[torch.Tensor, ...]:
+    """New values of the parameters, then of their first and of their second moments, in float64.
+
+    With both moments' averages m and v, divided by 1 - beta1^step and 1 - beta2^step: a parameter
+    loses lr · m / (sqrt(v) + eps), and one of a matrix its share lr · weight_decay.
+    """
+    new = [_whole(_of(name, given), _step_of(name, given)) for name in TENSORS]
+    return tuple(values[i] for i in range(3) for values in new)
+
+
+def _whole(tensors: tuple[torch.Tensor, ...], step: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    new = tuple(torch.empty_like(tensors[0], dtype=torch.float64) for _ in "pmv")
+    rows = max(1, CHUNK_ELEMENTS // tensors[0][0].numel())
+    for start in range(0, tensors[0].shape[0], rows):
+        part = slice(start, start + rows)
+        found = _stepped(*(t[part].double() for t in tensors), **step)
+        for whole, one in zip(new, found, strict=True):
+            whole[part] = one
+    return new
+
+
+def reference_rows(rows: tuple[torch.Tensor, ...], **given: Any) -> tuple[torch.Tensor, ...]:
+    """What `reference` has in some rows, float64; `rows` are each result's, [R] int64. Of gain and
+    bias the only row is all.
+    """
+    found = []
+    for i, at in enumerate(rows):
+        name = TENSORS[i % len(TENSORS)]
+        tensors = _of(name, given)
+        wide = (torch.atleast_2d(t)[at].double() for t in tensors)
+        found.append(_stepped(*wide, **_step_of(name, given))[i // len(TENSORS)])
+    return tuple(found)
+
+
+def eager(**given: Any) -> None:
+    """The same in float32, operation by operation: torch.compile makes a few kernels of it."""
+    for name in TENSORS:
+        param, grad, exp_avg, exp_avg_sq = _of(name, given)
+        wide = (t.float() for t in (param, grad, exp_avg, exp_avg_sq))
+        p, m, v = _stepped(*wide, **_step_of(name, given))
+        param.copy_(p)
+        exp_avg.copy_(m)
+        exp_avg_sq.copy_(v)
+
+
+def experts() -> Mapping[str, Callable[..., None]]:
+    """Torch's fused optimiser over lists; it wants parameters in the moments' dtype."""
+
+    def fused(**given: Any) -> None:
+        for names in (MATRICES, tuple(n for n in TENSORS if n not in MATRICES)):
+            params, grads, exp_avgs, exp_avg_sqs = zip(*(_of(n, given) for n in names), strict=True)
+            torch._fused_adamw_(
+                list(params),
+                list(grads),
+                list(exp_avgs),
+                list(exp_avg_sqs),
+                [],
+                [given["step"]] * len(names),
+                amsgrad=False,
+                maximize=False,
+                **{n: v for n, v in _step_of(names[0], given).items() if n != "step"},
+            )
+
+    return {"fused": fused}
