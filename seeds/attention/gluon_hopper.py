@@ -12,6 +12,7 @@ result is stored. A causal tile of many keys is followed by one of few, so that 
 D is 64 or 128, Hopper only (wgmma); other GPUs need triton_flash.py.
 """
 
+import functools
 import math
 
 import torch
@@ -333,6 +334,12 @@ def _attention(
         )
 
 
+@functools.cache
+def _layout(rows: int, columns: int, dtype: gl.dtype) -> gl.NVMMASharedLayout:
+    """Of tiles of all heads. Asked once: an answer takes longer than a launch."""
+    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, columns], dtype)
+
+
 def _for_tma(x: torch.Tensor) -> torch.Tensor:
     """The tensor, or a copy where TMA cannot read it: it wants multiples of 16 bytes."""
     bytes_ = [stride * x.element_size() for stride in x.stride()[:-1]]
@@ -355,8 +362,7 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -
 
     def described(x, rows):
         block = [1, 1, rows, d]
-        layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
-        return TensorDescriptor.from_tensor(_for_tma(x), block, layout)
+        return TensorDescriptor.from_tensor(_for_tma(x), block, _layout(rows, d, dtype))
 
     tiles = triton.cdiv(s, 64 * groups)
     items = tiles * b * h

@@ -32,6 +32,7 @@ ptxas serialise all of them (C7512). D is 64 or 128, Hopper only (wgmma); other 
 triton_two_sweeps.py.
 """
 
+import functools
 import math
 
 import torch
@@ -508,6 +509,12 @@ def _sweep(
         gl.atomic_add(counts_ptr + gl.num_programs(1) + pair, 1, sem="release")
 
 
+@functools.cache
+def _layout(rows: int, columns: int, dtype: gl.dtype) -> gl.NVMMASharedLayout:
+    """Of tiles of all heads. Asked once: an answer takes longer than a launch."""
+    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, columns], dtype)
+
+
 def _for_tma(x: torch.Tensor) -> torch.Tensor:
     """The tensor, or a copy where TMA cannot read it: it wants multiples of 16 bytes."""
     bytes_ = [stride * x.element_size() for stride in x.stride()[:-1]]
@@ -545,8 +552,7 @@ def attention_backward(
 
     def described(x):
         block = [1, 1, 64, d // 2]
-        layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
-        return TensorDescriptor.from_tensor(x, block, layout)
+        return TensorDescriptor.from_tensor(x, block, _layout(64, d // 2, dtype))
 
     layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
     of_row_desc = TensorDescriptor.from_tensor(of_row, [1, 64], layout)

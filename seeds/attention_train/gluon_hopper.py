@@ -13,6 +13,7 @@ The log-sum-exp of a row is in registers when its output is, and is stored while
 D is 64 or 128, Hopper only (wgmma); other GPUs need triton_flash.py.
 """
 
+import functools
 import math
 
 import torch
@@ -338,6 +339,12 @@ def _attention_train(
         )
 
 
+@functools.cache
+def _layout(rows: int, columns: int, dtype: gl.dtype) -> gl.NVMMASharedLayout:
+    """Of tiles of all heads. Asked once: an answer takes longer than a launch."""
+    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, columns], dtype)
+
+
 def _for_tma(x: torch.Tensor) -> torch.Tensor:
     """The tensor, or a copy where TMA cannot read it: it wants multiples of 16 bytes."""
     bytes_ = [stride * x.element_size() for stride in x.stride()[:-1]]
@@ -363,8 +370,7 @@ def attention_train(
 
     def described(x, rows):
         block = [1, 1, rows, d]
-        layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
-        return TensorDescriptor.from_tensor(_for_tma(x), block, layout)
+        return TensorDescriptor.from_tensor(_for_tma(x), block, _layout(rows, d, dtype))
 
     tiles = triton.cdiv(s, 64 * groups)
     items = tiles * b * h

@@ -16,6 +16,8 @@ Pays from about a hundred tokens; fewer are bound by reading the weight once, se
 Hopper only; other GPUs need triton_tiles.py, too.
 """
 
+import functools
+
 import torch
 import triton
 from triton.experimental import gluon
@@ -221,6 +223,12 @@ def _scaled_sum(
     gl.store(y_ptr + token * outputs + output, y, mask=(token < tokens) & (output < outputs))
 
 
+@functools.cache
+def _layout(rows: int, columns: int, dtype: gl.dtype) -> gl.NVMMASharedLayout:
+    """Of tiles of a matrix. Asked once: an answer takes longer than a launch."""
+    return gl.NVMMASharedLayout.get_default_for([rows, columns], dtype)
+
+
 def _for_tma(x: torch.Tensor) -> torch.Tensor:
     """The matrix, or a copy where TMA cannot read it: it wants a base that is a multiple of 16."""
     return x.clone() if x.data_ptr() % 16 else x
@@ -237,8 +245,7 @@ def fp8_linear(
     y = torch.empty((tokens, outputs), dtype=torch.bfloat16, device=x.device)
 
     def described(matrix, block, dtype):
-        layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
-        return TensorDescriptor.from_tensor(matrix, block, layout)
+        return TensorDescriptor.from_tensor(matrix, block, _layout(*block, dtype))
 
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count
     rows, wide = triton.cdiv(tokens, 128), OUTPUTS
