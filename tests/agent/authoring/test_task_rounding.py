@@ -7,10 +7,12 @@ import pytest
 import torch
 from kagent.authoring.draft import trial
 from kagent.authoring.draft.draft import DraftCase, DraftKind, TaskDraft
+from kagent.authoring.draft.reference import reference_py
 from kagent.authoring.draft.trial import Trials
 from kagent.authoring.errors import AuthoringError
 from kagent.authoring.new_task import find_room, make_draft, make_task
 from kagent.authoring.tracing.operation import make_operation
+from kagent_sandbox.data.case import Case
 from torch import nn
 from torch.nn import functional as F
 
@@ -134,3 +136,19 @@ def test_rounding_may_add_up_along_a_chain_of_operations(monkeypatch):
     monkeypatch.setattr(trial, "CHAIN_EAGER", 0.15)
     assert tried(chain) == ""
     assert re.search(r"torch errs by 0\.\d+ epsilons", tried(torch.exp2)) is not None
+
+
+def test_few_rows_of_nonfinite_inputs_are_not_all_finite():
+    """A function of long rows has cases of two or three."""
+    space = {}
+    exec(
+        reference_py(make_draft(find_room(make_operation(torch.relu, torch.randn(64, 64))))), space
+    )
+    for rows in (2, 3, 20):
+        x, generator = torch.randn(rows, 40), torch.Generator().manual_seed(3)
+        mixed, nonfinite = (
+            space["_varied"](x, Case(name="few", dtype="float32", inputs=kind), generator)
+            for kind in ("mixed", "nonfinite")
+        )
+        assert mixed.isfinite().all()
+        assert 1 <= (~nonfinite.isfinite()).sum() < rows

@@ -102,7 +102,7 @@ def _varied(draft: TaskDraft) -> list[str]:
         "        x = x * case.scale",
         f"    if case.inputs {unchanged}:",
         "        return x",
-        '    several = {"mixed": ROWS, "nonfinite": (*ROWS, *NONFINITE)}',
+        '    several = {"mixed": ROWS, "nonfinite": (ROWS[0], *NONFINITE, *ROWS[1:])}',
         "    names = several.get(case.inputs, (case.inputs,))",
         '    every = {"given", "constant", "tiny", "large", "spiked", "zeros", *NONFINITE}',
         "    if not every.issuperset(names):",
