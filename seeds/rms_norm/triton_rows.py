@@ -1,9 +1,10 @@
-"""RMS norm with rows in registers: one read and one write; long rows are read twice.
+"""RMS norm with rows in registers: one read and one write.
 
 A program has a tile of whole rows, so that short rows (the heads of a query-key norm) fill it too.
-Many programs on an SM hide each other's latencies. One or two long rows would fill its registers,
-and none would be on its way while they are computed: long rows are read twice, in pieces, the
-second time from a cache. The weight is read by every program; it stays in the L2 cache.
+Many programs on an SM hide each other's latencies. A tile's width is a power of two. A long row is
+taken in pieces, of which only the last one may be wider than what is left: it needs fewer registers
+and threads, so that several are on their way on an SM at a time. All pieces are loaded before the
+first is used. The weight is read by every program; it stays in the L2 cache.
 """
 
 import math
@@ -14,14 +15,15 @@ import triton.language as tl
 
 TILE = 4096  # elements of a program that has several rows
 ELEMENTS_PER_THREAD = 16
-LONG = 8192  # columns from which on a row is read twice
-PIECE = 2048  # elements of it at a time; 4 a thread
+LONG = 8192  # columns from which on a row is taken in pieces
+THREADS = 512  # of a long row: each has 16 bytes of a piece
 TUNE = {
     "TILE": [2048, 4096, 8192],
     "ELEMENTS_PER_THREAD": [8, 16, 32],
     "LONG": [2048, 4096, 8192, 32768],
-    "PIECE": [1024, 2048, 4096],
+    "THREADS": [256, 512, 1024],
 }
+PIECES_MOST = 32
 
 
 @triton.jit
@@ -68,22 +70,24 @@ def rms_norm_in_pieces(
     eps,
     WORD: tl.constexpr,
     PIECE: tl.constexpr,
+    PIECES: tl.constexpr,
 ):
     stride, columns = stride_words.to(tl.int64) * WORD, words * WORD
     row = tl.program_id(0).to(tl.int64)  # row * stride can exceed 32 bits
     x_row, y_row, lane = x_ptr + row * stride, y_ptr + row * columns, tl.arange(0, PIECE)
+    pieces = ()
     total = tl.zeros([PIECE], tl.float32)
-    for start in range(0, columns, PIECE):
-        inside = start + lane < columns
-        x = tl.load(x_row + start + lane, mask=inside, other=0.0, eviction_policy="evict_last")
-        total += x.to(tl.float32) * x.to(tl.float32)
+    for i in tl.static_range(PIECES):
+        inside = (i * PIECE + lane < columns) | (i < PIECES - 1)  # only the last one has an end
+        x = tl.load(x_row + i * PIECE + lane, mask=inside, other=0.0).to(tl.float32)
+        pieces = pieces + (x,)  # noqa: RUF005 - no unpacking in Triton
+        total += x * x
     scale = 1.0 / tl.sqrt_rn(tl.sum(total, 0) / columns + eps)
-    for start in range(0, columns, PIECE):
-        inside = start + lane < columns
-        x = tl.load(x_row + start + lane, mask=inside, other=0.0, eviction_policy="evict_first")
-        weight = tl.load(weight_ptr + start + lane, mask=inside, other=0.0).to(tl.float32)
-        y = x.to(tl.float32) * scale * weight
-        tl.store(y_row + start + lane, y.to(y_ptr.dtype.element_ty), mask=inside)
+    for i in tl.static_range(PIECES):
+        inside = (i * PIECE + lane < columns) | (i < PIECES - 1)
+        weight = tl.load(weight_ptr + i * PIECE + lane, mask=inside, other=0.0).to(tl.float32)
+        y = (pieces[i] * scale * weight).to(y_ptr.dtype.element_ty)
+        tl.store(y_row + i * PIECE + lane, y, mask=inside)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -95,15 +99,20 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     programs = triton.cdiv(rows, together)
     word = math.gcd(columns, x.stride(0), 16 // x.element_size())
     strides, words = x.stride(0) // word, columns // word
-    if columns < LONG:
+    piece = THREADS * 16 // x.element_size()
+    pieces = triton.cdiv(columns, piece)
+    if columns >= LONG and pieces <= PIECES_MOST:
+        rms_norm_in_pieces[(rows,)](
+            *(x, weight, y, strides, words, eps, word),
+            PIECE=piece,
+            PIECES=pieces,
+            num_warps=THREADS // 32,
+        )
+    else:
         rms_norm_rows[(programs,)](
             *(x, weight, y, strides, rows, words, eps, word),
             ROWS=together,
             BLOCK=block,
             num_warps=warps,
-        )
-    else:
-        rms_norm_in_pieces[(rows,)](
-            x, weight, y, strides, words, eps, word, PIECE=PIECE, num_warps=PIECE // 128
         )
     return y
