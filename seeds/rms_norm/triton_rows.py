@@ -1,10 +1,11 @@
 """RMS norm with rows in registers: one read and one write.
 
 A program has a tile of whole rows, so that short rows (the heads of a query-key norm) fill it too.
-Many programs on an SM hide each other's latencies. A tile's width is a power of two. A long row is
-taken in pieces, of which only the last one may be wider than what is left: it needs fewer registers
-and threads, so that several are on their way on an SM at a time. All pieces are loaded before the
-first is used. The weight is read by every program; it stays in the L2 cache.
+Many programs on an SM hide each other's latencies. A tile's width is a power of two. A row that is
+long, or would leave a good part of its tile empty, is taken in pieces, of which only the last one
+may be wider than what is left: fewer registers and threads are lost, and several rows are on their
+way on an SM at a time. All pieces are loaded before the first is used. The weight is read by every
+program; it stays in the L2 cache.
 """
 
 import math
@@ -16,14 +17,15 @@ import triton.language as tl
 TILE = 4096  # elements of a program that has several rows
 ELEMENTS_PER_THREAD = 16
 LONG = 8192  # columns from which on a row is taken in pieces
-THREADS = 512  # of a long row: each has 16 bytes of a piece
+PIECES = 8  # of such a row, at most; a thread has 16 bytes of each
 TUNE = {
     "TILE": [2048, 4096, 8192],
     "ELEMENTS_PER_THREAD": [8, 16, 32],
     "LONG": [2048, 4096, 8192, 32768],
-    "THREADS": [256, 512, 1024],
+    "PIECES": [4, 8, 16],
 }
-PIECES_MOST = 32
+SHORT = 1024  # columns up to which rows are never taken in pieces
+EMPTY = 4  # the part of a tile, one of so many, from which on it is too empty
 
 
 @triton.jit
@@ -99,14 +101,15 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     programs = triton.cdiv(rows, together)
     word = math.gcd(columns, x.stride(0), 16 // x.element_size())
     strides, words = x.stride(0) // word, columns // word
-    piece = THREADS * 16 // x.element_size()
-    pieces = triton.cdiv(columns, piece)
-    if columns >= LONG and pieces <= PIECES_MOST:
+    vector = 16 // x.element_size()
+    piece = max(triton.next_power_of_2(triton.cdiv(columns, PIECES)), 32 * vector)
+    empty = columns > SHORT and (block - columns) * EMPTY > block
+    if (empty or columns >= LONG) and piece <= 1024 * vector:
         rms_norm_in_pieces[(rows,)](
             *(x, weight, y, strides, words, eps, word),
             PIECE=piece,
-            PIECES=pieces,
-            num_warps=THREADS // 32,
+            PIECES=triton.cdiv(columns, piece),
+            num_warps=piece // vector // 32,
         )
     else:
         rms_norm_rows[(programs,)](

@@ -93,10 +93,11 @@ def test_rows_whose_distance_needs_64_bits_share_no_tile_of_rms_norms_gradient(b
 @pytest.mark.parametrize(
     ("sizes", "loads"),
     [
-        ({"dtype": "bfloat16", "N": 16168}, {16: 2 * 4}),  # of x and the weight
+        ({"dtype": "bfloat16", "N": 2168}, {16: 2 * 5}),  # of x and the weight
+        ({"dtype": "bfloat16", "N": 16168}, {16: 2 * 8}),
         ({"dtype": "float32", "N": 8424}, {16: 2 * 5}),
         ({"dtype": "float32", "N": 8423}, {4: 5 * 4 + 4, 16: 4}),  # whole pieces of the weight
-        ({"dtype": "float32", "N": 8192, "offset": 2}, {4: 2 * 4 * 4}),
+        ({"dtype": "float32", "N": 8192, "offset": 2}, {4: 2 * 8 * 4}),
     ],
     ids=str,
 )
