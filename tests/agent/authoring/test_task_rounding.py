@@ -152,3 +152,19 @@ def test_few_rows_of_nonfinite_inputs_are_not_all_finite():
         )
         assert mixed.isfinite().all()
         assert 1 <= (~nonfinite.isfinite()).sum() < rows
+
+
+def test_parts_of_a_vector_are_of_several_kinds():
+    """It has no rows; in a task of vectors alone, no case would differ from another."""
+    space = {}
+    exec(reference_py(make_draft(find_room(make_operation(torch.relu, torch.randn(4096))))), space)
+    x, generator = torch.randn(1000), torch.Generator().manual_seed(3)
+    normal, mixed, nonfinite = (
+        space["_varied"](x, Case(name="flat", dtype="float32", inputs=kind), generator)
+        for kind in ("normal", "mixed", "nonfinite")
+    )
+    assert normal is x
+    assert mixed.shape == x.shape
+    assert mixed.isfinite().all()
+    assert {0.0, 1.0} <= {float(part.count_nonzero() > 0) for part in mixed.split(64)}
+    assert 1 <= (~nonfinite.isfinite()).sum() < 16

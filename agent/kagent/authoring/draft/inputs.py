@@ -16,6 +16,9 @@ from kagent.authoring.draft.source_lines import broken, escaped, quoted
 from kagent.authoring.tracing.drawing import Drawing
 from kagent.authoring.tracing.operation import Example
 
+PART = 64
+"""Elements of a vector that are of one kind."""
+
 
 def inputs_lines(draft: TaskDraft) -> list[str]:
     """Lines of the function `inputs`, and of those that it calls."""
@@ -82,18 +85,31 @@ def _row_words(draft: TaskDraft) -> str:
         "zeros": "0",
     }
     each = "; ".join(f"`{r}` ({kinds[r]})" for r in draft.rows)
-    text = f"Of these, each row of the last dimension is {each}; `mixed` has rows of all kinds."
+    row = (
+        f"each {PART} elements are a row, which"
+        if _flat(draft)
+        else "each row of the last dimension"
+    )
+    text = f"Of these, {row} is {each}; `mixed` has rows of all kinds."
     if draft.nonfinite:
         text += " `nonfinite` has rows with +inf, -inf or NaN somewhere, too."
     return text
 
 
+def _flat(draft: TaskDraft) -> bool:
+    """Whether no tensor has rows of its own: vectors are cut into some."""
+    return all(len(e.shape) == 1 for e in draft.varied)
+
+
 def _varied(draft: TaskDraft) -> list[str]:
     rows = ("given", *draft.rows)
+    flat = _flat(draft)
+    whole = "torch.nn.functional.pad(x, (0, -len(x) % PART)).reshape(-1, PART)"
     unchanged = 'in ("normal", "blank")' if draft.blank else '== "normal"'
     return [
         f"ROWS = ({', '.join(map(quoted, rows))}{',' if len(rows) == 1 else ''})",
         'NONFINITE = ("inf", "-inf", "nan")',
+        *([f"PART = {PART}  # elements of a vector that are of one kind"] if flat else []),
         "",
         "",
         "def _varied(x: torch.Tensor, case: Case, generator: torch.Generator) -> torch.Tensor:",
@@ -107,7 +123,7 @@ def _varied(draft: TaskDraft) -> list[str]:
         '    every = {"given", "constant", "tiny", "large", "spiked", "zeros", *NONFINITE}',
         "    if not every.issuperset(names):",
         '        raise ValueError(f"no distribution {case.inputs!r} here")',
-        "    rows = x.reshape(-1, x.shape[-1])",
+        f"    rows = {whole if flat else 'x.reshape(-1, x.shape[-1])'}",
         "    n, columns = rows.shape",
         "    order = torch.randperm(n, generator=generator, device=x.device)",
         "    kind = (order % len(names)).unsqueeze(1)",
@@ -125,7 +141,7 @@ def _varied(draft: TaskDraft) -> list[str]:
         "        else:",
         "            continue",
         "        rows = torch.where(kind == i, changed, rows)",
-        "    return rows.reshape(x.shape)",
+        f"    return {'rows.flatten()[: len(x)]' if flat else 'rows.reshape(x.shape)'}",
     ]
 
 
