@@ -185,8 +185,7 @@ def find_room(operation: Operation, vary: Mapping[tuple[str, int], str] | None =
         room = _room(operation, list(names), names)
         lost = dict.fromkeys(n for n in vary.values() if room is None or n not in room.trace.dims)
         if room is None or lost:
-            text = "the operation takes no other sizes there, or ties it to another dimension"
-            raise AuthoringError(f"{', '.join(lost)}: {text}")
+            raise AuthoringError(f"{', '.join(lost)}: {_tied(operation, names, lost)}")
         return room
     refusal: AuthoringError | None = None
     for axes in _freedoms(operation):
@@ -199,6 +198,23 @@ def find_room(operation: Operation, vary: Mapping[tuple[str, int], str] | None =
             return room
     assert refusal is not None
     raise refusal
+
+
+def _tied(operation: Operation, names: Mapping[Axis, str], lost: Iterable[str]) -> str:
+    """Words for named dimensions that cannot vary, with those that may have to vary with them."""
+    text = "the operation takes no other sizes there, or ties it to another dimension"
+    sizes = {operation.examples[i].shape[d]: n for (i, d), n in names.items() if n in lost}
+    alike = [
+        (f"{e.name}:{d}", sizes[size])
+        for i, e in enumerate(operation.examples)
+        for d, size in enumerate(e.shape)
+        if size in sizes and (i, d) not in names
+    ]
+    if not alike:
+        return text
+    places = ", ".join(place for place, _ in alike)
+    way = "--vary " + "=".join(alike[0])
+    return f"{text}. Of the same size: {places}. Let those that go with it vary, too: {way}"
 
 
 def parse_vary(given: Iterable[str]) -> dict[tuple[str, int], str]:

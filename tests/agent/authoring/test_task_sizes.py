@@ -161,3 +161,14 @@ def test_a_size_that_is_fixed_beside_others_may_vary_alone():
     assert room.trace.dims == {"L": 32}
     fixed = find_room(make_operation(lambda x: x.view(4, 8), torch.randn(4, 8)))
     assert fixed.trace.dims == {}
+
+
+def test_a_dimension_that_others_must_have_too_names_them():
+    def masked(scores, mask):
+        return scores.masked_fill(mask, -1.0).softmax(-1)
+
+    operation = make_operation(masked, (torch.randn(3, 64, 48), torch.ones(64, 48) > 0))
+    with pytest.raises(AuthoringError, match=r"^S: .* size: mask:0\. .* --vary mask:0=S$"):
+        find_room(operation, {("scores", 1): "S"})
+    room = find_room(operation, {("scores", 1): "S", ("mask", 0): "S"})
+    assert room.trace.dims == {"S": 64}
