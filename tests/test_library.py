@@ -9,7 +9,6 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-import library
 import library_table
 import pytest
 from kagent.export.reading import read_library
@@ -18,6 +17,8 @@ from kagent.export.writing import files_of, write_library
 from kagent_sandbox.errors import UserError
 from library_checks import operators_called, require_certified
 from synthetic_library import cpu_library, gpu_library
+
+import library
 
 KEPT = [p for p in [library_table.LIBRARY] if p.exists()]
 
