@@ -2,6 +2,7 @@
 
     python benchmarks/library.py --to OUT [--devices cuda:0,cuda:1] [--seconds S] [--stages A,B]
         [--tasks A,B] [--budget 12] [--at-once N] [--name NAME] [--work DIR] [--allow-slower]
+    python benchmarks/library.py --to OUT --library library --stages certify [--devices ...]
 
 evolve    `kagent suite run` of all tasks with the tuner alone, N tasks on each device at once.
 export    `kagent export` of each task's winner, N on each device at once, then one library of them.
@@ -9,7 +10,10 @@ tests     The library's own tests, an operator at a time, N at once.
 sanitize  sanitize.py: each kernel under compute-sanitizer's memcheck and racecheck, N at once.
 bench     do_bench.py: triton.testing.do_bench of each operator beside the library's own figures,
           one at a time on each device.
+certify   `kagent certify` of each operator, N on each device at once: for another day, and not
+          part of what is done without --stages.
 
+--library names a library that is there already; by default it is the one that `export` writes.
 Kernels that are not FASTER than torch are left out, unless --allow-slower is given. All stages
 together take `--seconds`: what is in progress then is ended, and what is left is named. A second
 call with the same --work goes on with what is there; a task that failed is tried again. No failure
@@ -53,7 +57,9 @@ from kagent_sandbox.device.cpu.facts import usable_cores
 from kagent_sandbox.errors import KagentError
 from limited import Ended, Running
 
-STAGES = ("evolve", "export", "tests", "sanitize", "bench")
+STAGES = ("evolve", "export", "tests", "sanitize", "bench", "certify")
+OF_A_LIBRARY = ("tests", "sanitize", "bench", "certify")
+"""Stages that take a library as it is."""
 MOST_AT_ONCE = 2
 """Tasks on each device at once. More wait for each other: baselines, which torch compiles and times
 for a minute or two of each task, have the device to themselves (five at once on an H100: three of
@@ -73,6 +79,7 @@ class Session:
 
     Attributes:
         work: Folder of the state.
+        library: Folder of the library.
         name: The library's.
         tasks: Names.
         devices: As `--device` takes them.
@@ -83,6 +90,7 @@ class Session:
     """
 
     work: Path
+    library: Path
     name: str
     tasks: tuple[str, ...]
     devices: tuple[str, ...]
@@ -90,11 +98,6 @@ class Session:
     ends_s: float
     budget: int
     allow_slower: bool
-
-    @property
-    def library(self) -> Path:
-        """Folder of the library."""
-        return self.work / self.name
 
     @property
     def left_s(self) -> float:
@@ -123,7 +126,8 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=HERE.parent / "runs" / "library")
     parser.add_argument("--devices", default="cuda:0")
     parser.add_argument("--seconds", type=float, default=560.0)
-    parser.add_argument("--stages", default=",".join(STAGES))
+    parser.add_argument("--stages", default=",".join(STAGES[:-1]))
+    parser.add_argument("--library", type=Path)
     parser.add_argument("--tasks", default=",".join(task_names()))
     parser.add_argument("--budget", type=int, default=12)
     parser.add_argument("--at-once", type=int, help=f"1 on a CPU, {MOST_AT_ONCE} on a GPU")
@@ -134,13 +138,20 @@ def main() -> None:
     for what, given, known in (("stage", stages, STAGES), ("task", tasks, task_names())):
         if unknown := sorted(set(given) - set(known)):
             sys.exit(f"no {what} {', '.join(unknown)}; there are {', '.join(known)}")
+    library, name = options.work.resolve() / options.name, options.name
+    if options.library is not None:
+        if made := sorted(set(stages) - set(OF_A_LIBRARY)):
+            sys.exit(f"--library is for {', '.join(OF_A_LIBRARY)}: {', '.join(made)} makes one")
+        library = options.library.resolve()
+        name = read_library(library).library.name
     devices = tuple(options.devices.split(","))
     share = usable_cores() // len(devices) // CORES_EACH
     most = 1 if devices == ("cpu",) else MOST_AT_ONCE
     at_once = options.at_once or max(1, min(most, share))
     session = Session(
         options.work.resolve(),
-        options.name,
+        library,
+        name,
         tasks,
         devices,
         at_once,
@@ -294,12 +305,41 @@ def bench(session: Session) -> None:
     at_once(replace(session, at_once=1), "bench", unknown_to(session, "bench"), one)
 
 
+def certify(session: Session) -> None:
+    """Check and measure each operator again."""
+
+    def one(task: str, slot: Slot) -> str:
+        log = session.log("certify", task)
+        words = ["certify", str(session.library), "--operator", task, "--json"]
+        code = command(session, log, *KAGENT, *words, "--device", slot.device)
+        text = log.read_text()
+        if code not in (0, 1) or "{" not in text:
+            return f"{ended(code)}: {last_line(log)}"
+        found, _ = json.JSONDecoder().raw_decode(text, text.index("{"))
+        write(session, "certify", task, {"clean": not code, "found": found})
+        return "" if not code else "; ".join(faults_of(found))
+
+    at_once(session, "certify", unknown_to(session, "certify"), one)
+
+
+def faults_of(found: Mapping[str, Any]) -> Iterator[str]:
+    """What a certificate holds against an operator."""
+    yield from (f"{kernel}: {why}" for kernel, why in found["wrong"].items())
+    yield from (f"{path}: changed" for path in found["changed"])
+    for line in found["lines"]:
+        if line["change"] in ("slower", "torch is faster now"):
+            times = f"{line['then_us']:.1f} to {line['now_us']:.1f} us"
+            yield f"{line['case']}: {line['change']}, {times}"
+    yield from [found["tests"]] if found["tests"] else []
+
+
 STAGE: Mapping[str, Callable[[Session], None]] = {
     "evolve": evolve,
     "export": export,
     "tests": tests,
     "sanitize": sanitize,
     "bench": bench,
+    "certify": certify,
 }
 KAGENT = (sys.executable, "-m", "kagent")
 
@@ -443,8 +483,7 @@ def gather(session: Session) -> dict[str, Any]:
     """All results of the library's operators: figures.json."""
     disk = exported(session)
     names = [o.task for o in disk.library.operators] if disk is not None else []
-    stages = ("tests", "sanitize", "bench")
-    found = {n: {s: known(session, s, n) for s in stages} for n in names}
+    found = {n: {s: known(session, s, n) for s in OF_A_LIBRARY} for n in names}
     return {
         "library": disk.library.version if disk is not None else "",
         "date": time.strftime("%Y-%m-%d"),
@@ -455,24 +494,25 @@ def gather(session: Session) -> dict[str, Any]:
 
 def table(session: Session, figures: Mapping[str, Any]) -> str:
     """A line for each task: how far it has come."""
-    lines = [f"{'task':22} {'tests':28} {'sanitize':12} {'do_bench':14} search"]
+    lines = [f"{'task':22} {'tests':28} {'sanitize':12} {'do_bench':14} {'certify':9} search"]
     found = searched(session)
     for task in session.tasks:
         of = figures["operators"].get(task)
-        cells = ["not exported", "", ""] if of is None else list(cells_of(of))
+        cells = ["not exported", "", "", ""] if of is None else list(cells_of(of))
         search = said(found[task]) if task in found else "none"
-        lines.append(f"{task:22} {cells[0]:28} {cells[1]:12} {cells[2]:14} {search}")
+        lines.append(f"{task:22} {cells[0]:28} {cells[1]:12} {cells[2]:14} {cells[3]:9} {search}")
     return "\n".join(lines)
 
 
 def cells_of(of: Mapping[str, Any]) -> Iterator[str]:
-    """Tests, sanitizer and do_bench of an operator, in short."""
+    """Tests, sanitizer, do_bench and certificate of an operator, in short."""
     yield of["tests"]["said"].strip("= ")[:28] if "tests" in of else "not run"
     yield ("clean" if of["sanitize"]["clean"] else "NOT clean") if "sanitize" in of else "not run"
     shapes = of["bench"]["shapes"] if "bench" in of else []
     long = [s for s in shapes if s["recorded_us"] >= 100.0]
     near = [s for s in long if abs(s["us"] / s["recorded_us"] - 1) <= 0.02]
     yield f"{len(near)} of {len(long)} near" if "bench" in of else "not run"
+    yield ("ok" if of["certify"]["clean"] else "NOT ok") if "certify" in of else "not run"
 
 
 def pack(session: Session, figures: Mapping[str, Any], to: Path) -> None:
@@ -480,11 +520,11 @@ def pack(session: Session, figures: Mapping[str, Any], to: Path) -> None:
     to.mkdir(parents=True, exist_ok=True)
     text = json.dumps(figures, indent=1) + "\n"
     (to / FIGURES).write_text(text)
-    if session.library.is_dir():
+    if session.library.parent == session.work and session.library.is_dir():
         (session.library / FIGURES).write_text(text)
         archive(to / f"{session.name}.tar.gz", session.library.parent, [session.name])
     archive(to / "logs.tar.gz", session.work, ["logs"])
-    state = ["suite", "each", "tests", "sanitize", "bench"]
+    state = ["suite", "each", *OF_A_LIBRARY]
     archive(to / "state.tar.gz", session.work, state)
     for file in sorted(to.iterdir()):
         print(f"{file.name}: {file.stat().st_size / 2**20:.2f} MiB", flush=True)

@@ -97,6 +97,12 @@ def certify(
     update: Annotated[
         bool, typer.Option("--update", help="Put this device's measurements into the library.")
     ] = False,
+    operators: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--operator", metavar="TASK", help="Only this operator (all); may be repeated."
+        ),
+    ] = None,
     jobs: JobsOption = None,
     isolation: IsolationOption = None,
     json_: JsonOption = False,
@@ -112,7 +118,7 @@ def certify(
     isolate(isolation)
     disk = read_library(library)
     with status(quiet=json_) as say:
-        found, sessions = certify_library(disk, config, say)
+        found, sessions = certify_library(disk, config, say, operators or ())
         if update:
             wrong = [f"{k} {w}" for k, w in found.wrong.items()]
             if faults := [*found.changed, *wrong, *([found.tests] if found.tests else [])]:

@@ -32,9 +32,16 @@ from kagent.export.measuring import (
     Say,
     measure_all,
 )
-from kagent.export.packaging import own_tests
+from kagent.export.packaging import own_tests, without_tests_of
 from kagent.export.reading import OnDisk
-from kagent.export.record import TORCH, DeviceRecord, KernelRecord, OperatorRecord, PointRecord
+from kagent.export.record import (
+    TORCH,
+    DeviceRecord,
+    KernelRecord,
+    LibraryRecord,
+    OperatorRecord,
+    PointRecord,
+)
 
 SLACK = {"gpu": 0.02, "cpu": 0.10}
 """Share by which a time may grow from one day to another without being called a regression."""
@@ -92,7 +99,7 @@ def kinds_of(operator: OperatorRecord) -> set[Kind]:
 
 
 def certify(
-    disk: OnDisk, config: Config, say: Say
+    disk: OnDisk, config: Config, say: Say, names: Sequence[str] = ()
 ) -> tuple[Certificate, list[tuple[OperatorRecord, LibraryTimes]]]:
     """Judge every kernel that this machine has the device for, and run the library's own tests.
 
@@ -100,21 +107,23 @@ def certify(
         disk: The library.
         config: Jobs and isolation.
         say: Function that receives lines of progress.
+        names: Tasks of the operators to judge; () is all of them. Only their own tests run.
 
     Returns:
         The outcome, and the new times of each operator.
 
     Raises:
-        UserError: The machine has no device for any of them.
+        UserError: The library lacks such an operator, or the machine has no device for any.
         TaskError: A task of the library does not make sense.
         MachineError: The machine failed.
     """
+    operators = chosen(disk.library, names)
     checked: list[str] = []
     wrong: dict[str, str] = {}
     lines: list[Line] = []
     skipped: dict[str, str] = {}
     wanted: list[tuple[OperatorRecord, list[KernelRecord], Kind]] = []
-    for operator in disk.library.operators:
+    for operator in operators:
         for kind in sorted(kinds_of(operator)):
             kernels = [k for k in operator.kernels if k.written_in.kind == kind]
             if available(kind):
@@ -146,9 +155,25 @@ def certify(
     changed = tuple(disk.changed())
     say("running the library's own tests")
     gpu = any(m.device.kind == "gpu" for _, m in sessions)
-    tests = own_tests(disk.library.name, disk.contents(), gpu=gpu)
+    without = [o.task for o in disk.library.operators if o not in operators]
+    files = without_tests_of(without, disk.contents())
+    tests = own_tests(disk.library.name, files, gpu=gpu)
     whole = Certificate(device, tuple(checked), wrong, tuple(lines), changed, skipped, tests)
     return whole, sessions
+
+
+def chosen(library: LibraryRecord, names: Sequence[str]) -> list[OperatorRecord]:
+    """Operators of a library by their tasks' names; all of them if none are given.
+
+    Raises:
+        UserError: The library lacks one.
+    """
+    there = {o.task: o for o in library.operators}
+    if missing := [n for n in names if n not in there]:
+        raise UserError(
+            f"{library.name} has no operator {', '.join(missing)}; it has {', '.join(there)}"
+        )
+    return [o for o in library.operators if not names or o.task in names]
 
 
 def measure_again(

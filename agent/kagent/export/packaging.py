@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 
@@ -223,6 +223,12 @@ def trying_files(library: LibraryRecord) -> dict[str, str]:
             function=names_of(operator).function,
         )
     return files
+
+
+def without_tests_of(tasks: Sequence[str], files: Mapping[str, bytes]) -> Mapping[str, bytes]:
+    """A library's files but for some operators' tests, as `trying_files` names them."""
+    own = tuple(s for t in tasks for s in (f"tests/test_{t}.py", f"tests/tasks/{t}/"))
+    return {path: text for path, text in files.items() if not path.startswith(own)}
 
 
 def own_tests(name: str, files: Mapping[str, bytes], *, gpu: bool, path: str = PACKAGES) -> str:

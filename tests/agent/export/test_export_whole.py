@@ -135,6 +135,11 @@ def test_certify_measures_again_and_finds_what_was_changed(exported, refused):
     assert "--force" in said
 
 
+def test_certify_of_an_operator_that_is_not_there(exported, refused):
+    said = refused("certify", "lib", "--operator", "softmax")
+    assert "rows_lib has no operator softmax; it has rows" in said
+
+
 def test_certify_of_what_is_no_library(exported, refused):
     assert "no library there" in refused("certify", "rows")
     (exported / "broken").mkdir()

@@ -119,6 +119,16 @@ def softmax(x):
 """
 
 
+def test_those_of_some_operators_can_be_left_out():
+    files = files_of(cpu_library("made_kernels"), cubins={})
+    left = trying.without_tests_of(["softmax"], files)
+    out = set(files) - set(left)
+    assert {"tests/test_softmax.py", "tests/tasks/softmax/task.toml"} <= out
+    assert all(path.startswith("tests/") and "softmax" in path for path in out)
+    assert {"tests/test_cross_entropy.py", "tests/tasks/cross_entropy/task.toml"} <= set(left)
+    assert trying.without_tests_of([], files) == files
+
+
 def put(library, folder, disk=None):
     (operator,) = library.operators
     merged = {operator.task: (operator, ["softmax: added"])}
