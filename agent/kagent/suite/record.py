@@ -67,6 +67,7 @@ class ProblemProgress:
         seconds: Working time.
         phases: Seconds of each of its phases, by name: "import", "baselines", "search", ...
         device: The device that it was begun on, as `--device` takes it; "": the first one.
+        alone: Whether the machine failed at it beside others: it is tried alone, after these.
     """
 
     state: ProblemState = ProblemState.WAITING
@@ -80,6 +81,7 @@ class ProblemProgress:
     seconds: float = 0.0
     phases: Mapping[str, float] = field(default_factory=dict)
     device: str = ""
+    alone: bool = False
 
     @property
     def finished(self) -> bool:

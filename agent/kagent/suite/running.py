@@ -105,7 +105,8 @@ class SuiteRunner:
     def run(self) -> None:
         """Work on every problem that is not finished.
 
-        What fails at the machine beside others is tried once more, alone on its device.
+        What fails at the machine beside others, perhaps for lack of memory, is tried once more,
+        alone on its device.
 
         Raises:
             KeyboardInterrupt: Ctrl-C; all finished problems are kept, and those in progress go on
@@ -116,11 +117,15 @@ class SuiteRunner:
         """
         slots = slots_of(self.devices, self.at_once)
         with contextlib.closing(self._imports_ahead(len(slots))) as imports:
-            self._work_on(slots, self.suite.left, imports)
-            if len(slots) > 1:
-                self.suite = self.suite.again()
-                alone = [Slot(device) for device in self.devices or ("",)]
-                self._work_on(alone, self.suite.left, imports)
+            if len(slots) == 1:
+                self._work_on(slots, self.suite.left, imports, MACHINE_FAILURES)
+                return
+            most = MACHINE_FAILURES + self.at_once - 1
+            beside = [p for p in self.suite.left if not self.suite.of(p).alone]
+            self._work_on(slots, beside, imports, most, beside=True)
+            # All of these have failed before: several in a row say nothing about the machine.
+            alone = [Slot(device) for device in self.devices or ("",)]
+            self._work_on(alone, self.suite.left, imports, math.inf)
 
     def import_all(self, at_once: int, imported: Callable[[Problem], None]) -> None:
         """Make tasks of all problems that are none yet, and search for nothing.
@@ -157,7 +162,7 @@ class SuiteRunner:
         return f"{number} of {len(self.suite.problems)}, {problem.name}"
 
     @staticmethod
-    def _require_machine(failures: int, most: int, reason: str) -> None:
+    def _require_machine(failures: int, most: float, reason: str) -> None:
         """Make sure that a machine has not failed at too many problems in a row.
 
         Raises:
@@ -169,15 +174,32 @@ class SuiteRunner:
             )
 
     def _work_on(
-        self, slots: Sequence[Slot], problems: Sequence[Problem], imports: ImportsAhead
+        self,
+        slots: Sequence[Slot],
+        problems: Sequence[Problem],
+        imports: ImportsAhead,
+        most: float,
+        *,
+        beside: bool = False,
     ) -> None:
-        """Work on problems, one in each slot."""
+        """Work on problems, one in each slot.
+
+        Args:
+            slots: The slots.
+            problems: The problems.
+            imports: Their imports.
+            most: Problems in a row, of one device, that the machine may fail at.
+            beside: Whether they are beside each other, and so what fails at the machine is tried
+                again.
+
+        Raises:
+            MachineError: It has failed at as many.
+        """
         self._failures.clear()
-        most = MACHINE_FAILURES + sum(s.device == slots[0].device for s in slots) - 1
         left = list(problems)
         pool = ThreadPoolExecutor(len(slots), "problem")
         try:
-            work = [pool.submit(self._work_in, s, left, imports, most) for s in slots]
+            work = [pool.submit(self._work_in, s, left, imports, most, beside) for s in slots]
             for each in as_completed(work):
                 each.result()
         except BaseException:
@@ -187,7 +209,9 @@ class SuiteRunner:
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _work_in(self, slot: Slot, left: list[Problem], imports: ImportsAhead, most: int) -> None:
+    def _work_in(
+        self, slot: Slot, left: list[Problem], imports: ImportsAhead, most: float, beside: bool
+    ) -> None:
         """Work in one slot until no problem is left for it."""
         if slot.cores:
             os.sched_setaffinity(0, slot.cores)  # of this thread, and of all that it starts
@@ -198,10 +222,15 @@ class SuiteRunner:
                 found = self._work(problem, slot, imports)
             finally:
                 self._note(problem, seconds=before + time.monotonic() - began)
+            failed = found.get("step") is FailedStep.MACHINE
             with self._lock:
-                self._note(problem, **found)
-                self.finished(problem)
-                failed = found.get("step") is FailedStep.MACHINE
+                if failed and beside:
+                    self._note(problem, alone=True)
+                    why = f"failed beside others, is tried alone later: {found['reason']}"
+                    self.say(f"{self._head(problem)}: {why}")
+                else:
+                    self._note(problem, **found)
+                    self.finished(problem)
                 self._failures[slot.device] = (self._failures[slot.device] + 1) * failed
                 self._require_machine(self._failures[slot.device], most, found.get("reason", ""))
 

@@ -238,6 +238,55 @@ tell(error="no such luck", step="search")
     assert set(progress[0].phases) == {"search"}
 
 
+def test_what_fails_beside_others_has_failed_once_it_failed_alone_too(at_once, tmp_path):
+    made = at_once(
+        """
+with open(here / name, "a") as f: f.write("x")
+tell(error="out of memory", step="machine" if name in "ac" else "search")
+""",
+        *"abcd",
+    )
+    finished = []
+    made.finished = lambda p: finished.append((p.name, made.suite.of(p).step))
+    made.run()
+    assert set(finished[:2]) == {("b", FailedStep.SEARCH), ("d", FailedStep.SEARCH)}
+    assert finished[2:] == [("a", FailedStep.MACHINE), ("c", FailedStep.MACHINE)]
+    assert [(tmp_path / "s/runs" / n).read_text() for n in "abcd"] == ["xx", "x", "xx", "x"]
+    assert read_record(tmp_path / "s", Suite).left == ()
+
+
+def test_what_failed_beside_others_is_tried_alone_when_the_suite_goes_on(at_once, tmp_path):
+    made = at_once(
+        """
+if name == "a": tell(error="out of memory", step="machine"); sys.exit()
+time.sleep(100)
+""",
+        *"abc",
+    )
+
+    def interrupt():
+        while not (made.suite.of(made.suite.problems[0]).alone and all_began()):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def all_began():
+        return all(made.suite.of(p).state is ProblemState.BEGUN for p in made.suite.problems)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        made.run()
+    record = read_record(tmp_path / "s", Suite)
+    a = record.of(record.problems[0])
+    assert (a.state, a.step, a.reason) == (ProblemState.BEGUN, None, "")
+
+    again = at_once("tell(error='no such luck', step='search')", *"abc")
+    again.suite = record.again()
+    finished = []
+    again.finished = lambda p: finished.append(p.name)
+    again.run()
+    assert (sorted(finished[:2]), finished[2:]) == (["b", "c"], ["a"])
+
+
 def test_a_machine_that_fails_at_all_that_is_at_once_ends_the_suite(at_once):
     made = at_once("os.kill(os.getpid(), 9)", *"abcdef")
     with pytest.raises(MachineError, match="3 problems in a row failed on this machine"):
