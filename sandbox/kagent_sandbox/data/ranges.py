@@ -12,7 +12,8 @@ from pydantic import Field
 from kagent_sandbox.data.case import StrictModel
 from kagent_sandbox.data.formula import MOST_NUMBERS
 
-MOST_SIZE = (1 << 31) - 1  # of a range: finding a prime near it takes a moment
+MOST_SIZE = 1 << 48  # of a range: no device has memory for more elements
+MOST_PRIME = (1 << 31) - 1  # finding a prime near it takes a moment
 
 
 class Range(StrictModel):
@@ -27,6 +28,8 @@ class Range(StrictModel):
     def _consistent(self) -> Self:
         if self.prime and self.multiple > 1:
             raise ValueError("prime or multiple, not both")
+        if self.prime and self.max > MOST_PRIME:
+            raise ValueError(f"max is {self.max}: expected {MOST_PRIME} at most where prime is set")
         if self.min > self.max:
             raise ValueError(f"min is {self.min}, and max {self.max}: expected min <= max")
         if self.nearest(self.min, self.max) is None:

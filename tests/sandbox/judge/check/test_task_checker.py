@@ -115,6 +115,14 @@ def test_a_range_of_shapes_that_meet_the_constraints_is_a_hole(tmp_path, monkeyp
     assert "a float32 kernel that is wrong where M is 8 to 32 " in gaps[0]
 
 
+def test_sizes_of_more_than_32_bits_have_windows_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(shape_gaps, "MOST_RUNS", 50)
+    text = "constraints = ['N != 4']\n" + TASK.replace("N = 2048", "N = 3_000_000_000")
+    (write_task(tmp_path) / "task.toml").write_text(text)
+    _, gaps = find_gaps(load_task(tmp_path), "cpu")
+    assert any("wrong where N is " in each for each in gaps)
+
+
 @pytest.mark.parametrize(
     ("before", "after", "expected"),
     [
