@@ -56,7 +56,7 @@ def new(
         operation = make_operation(
             wanted,
             example,
-            name=name,
+            name=name or attribute,
             origin=f"{file.name}:{attribute}",
             backward=backward,
             own=True,

@@ -12,8 +12,7 @@ from kagent_sandbox.judge.check import task_checker
 MODULE = """
 import torch
 
-def half(x):
-    return x * 0.5
+half = lambda x: x * 0.5
 
 def make_inputs():
     return torch.randn(12, 9)
@@ -49,6 +48,7 @@ def test_a_new_task_is_described(file, tmp_path, monkeypatch, capsys):
     assert found["holes"] == []
     assert found["seeds"] == ["cpp_inductor"]
     assert "no Triton seed: no kernel" in found["notes"]
+    assert found["name"] == "half"
     again = run(monkeypatch, capsys, *words)
     assert again.code == 2
     assert "it is there already" in again.err
