@@ -19,6 +19,7 @@ from kagent_sandbox.data.case import Case
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.errors import UserError
 from torch import nn
+from torch.nn import functional as F
 from traced_functions import RMSNorm, every_axis, traced, written
 
 BIG = torch.arange(999.0).sin()
@@ -245,6 +246,23 @@ def test_code_that_counts_elements_draws_other_sizes_and_else_its_values_are_dra
     ]
     kinds = [e.drawing.words() for e in room.trace.operation.examples]
     assert kinds[1:] == ["as the example's own code draws it", "evenly from 0 to 7"]
+
+
+def softmax_dropped(x):
+    return F.dropout(input=F.dropout1d(x, 0.2).softmax(-1), p=0.1, training=True)
+
+
+def attention_dropped(x):
+    return F.scaled_dot_product_attention(x, x, x, None, 0.1)
+
+
+@pytest.mark.parametrize("function", [softmax_dropped, attention_dropped])
+@pytest.mark.parametrize("backward", [False, True])
+def test_dropout_that_a_function_calls_is_left_out(tmp_path, in_process, function, backward):
+    operation = make_operation(function, torch.randn(2, 12, 16), backward=backward)
+    made = make_task(operation, tmp_path / "t", seeds=False)
+    assert made.holes == ()
+    assert "dropout is left out: a task's results are no chance" in made.notes
 
 
 def test_equal_sizes_of_what_was_recorded_are_told_apart():

@@ -24,6 +24,7 @@ from torch._subclasses import FakeTensorMode
 from torch.func import functional_call
 
 from kagent.authoring.tracing.drawing import Drawing, Drawn, observed, recorded
+from kagent.authoring.tracing.dropout import LEFT_OUT
 
 _TAKEN = frozenset({"case", "generator", "device", "dtype", "torch", "aten", "math", "wide"})
 """Names with a meaning of their own in a reference.py that is written."""
@@ -314,10 +315,10 @@ def _prepared(module: nn.Module, *, own: bool) -> tuple[nn.Module, list[str]]:
             each.training and each.p > 0
         ):
             each.p = 0.0
-            notes.append(f"{path or 'it'}: dropout is left out: a task's results are no chance")
+            notes.append(f"{path or 'it'}: {LEFT_OUT}")
         if isinstance(each, nn.RNNBase | nn.MultiheadAttention) and each.training and each.dropout:
             each.dropout = 0.0
-            notes.append(f"{path}: dropout is left out: a task's results are no chance")
+            notes.append(f"{path}: {LEFT_OUT}")
     return module, notes
 
 

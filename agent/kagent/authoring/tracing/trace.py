@@ -38,6 +38,7 @@ from torch.utils._sympy.printers import PythonPrinter
 from torch.utils.flop_counter import flop_registry
 
 from kagent.authoring.errors import AuthoringError
+from kagent.authoring.tracing.dropout import LEFT_OUT, WithoutDropout
 from kagent.authoring.tracing.graph import is_written
 from kagent.authoring.tracing.operation import Operation
 from kagent.authoring.tracing.recurrent import OneOperation, unrolled_never
@@ -280,7 +281,8 @@ def trace(
                 pre_dispatch=not backward,  # operations as they were written
                 _allow_non_fake_inputs=True,
             )(*fakes)
-        products, elements = _costs(operation, mode, fakes)
+        with WithoutDropout() as dropout:
+            products, elements = _costs(operation, mode, fakes)
     except AuthoringError:
         raise
     except Exception as e:
@@ -288,7 +290,7 @@ def trace(
         if isinstance(e, GuardOnDataDependentSymNode | DataDependentOutputException):
             text = "a size, a branch or a Python number depends on a tensor's values"
         raise AuthoringError(f"{operation.origin} does not run on symbolic tensors: {text}") from e
-    notes = _cleaned(graph)
+    notes = list(dict.fromkeys([*([LEFT_OUT] if dropout.found else []), *_cleaned(graph)]))
     return _described(
         operation, graph, env, fakes, tuple(written), products, elements, names or {}, notes
     )
@@ -307,7 +309,8 @@ def run(
         AuthoringError: There are neither.
     """
     versions = [t._version for t in tensors]  # noqa: SLF001 - the one way to see a write
-    value = operation.call(*tensors)
+    with WithoutDropout():
+        value = operation.call(*tensors)
     written = [i for i, t in enumerate(tensors) if t._version != versions[i]]  # noqa: SLF001
     results = [
         x
@@ -369,9 +372,10 @@ def _cleaned(graph: GraphModule) -> list[str]:
     for node in list(graph.graph.nodes):
         if node.op != "call_function":
             continue
+        # Inside of functions of torch: `WithoutDropout` sees outermost calls alone.
         dropout = node.target in (aten.dropout.default, aten.feature_dropout.default)
         if dropout and node.args[1] > 0 and node.args[2]:
-            notes.append("dropout is left out: a task's results are no chance")
+            notes.append(LEFT_OUT)
         same = node.target is aten.to.dtype and node.args[0].meta["val"].dtype == node.args[1]
         if dropout or same or node.target in (aten.detach.default, aten.alias.default):
             node.replace_all_uses_with(node.args[0])
