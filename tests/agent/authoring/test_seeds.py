@@ -13,7 +13,9 @@ from doubling_task import REFERENCE, TASK
 from kagent.authoring import seeds
 from kagent.authoring.inductor import cpp, decompositions, triton
 from kagent.authoring.inductor.trace import NoSeed, _described
+from kagent.evolve.open_machine import request_maker
 from kagent.tasks import refusal_of
+from kagent_sandbox.data.build import Built
 from kagent_sandbox.data.task import load_task
 
 OWN = {
@@ -69,6 +71,23 @@ def test_a_gpu_seed_is_right_and_holds_for_all_shapes(make):
         assert line in source.splitlines()
     assert "inductor" not in source.split('"""')[2]  # none of its library
     assert "libdevice" not in source  # which the interpreter lacks
+
+
+@pytest.mark.parametrize("columns", [1004, 1024, 1000])
+def test_a_gpu_seed_moves_16_bytes_at_a_time_whatever_its_sizes_are_multiples_of(
+    make, builder, columns
+):
+    """The compiler knows of a size only whether 16 divides it."""
+    task = TASK.replace("k = 2.0", "k = 2.0, floor = 4.0")
+    folder = make("x.log_softmax(-1)", task)
+    (outcome,) = seeds.write_seeds(folder, kinds=("gpu",))
+    assert outcome.path is not None, outcome.reason
+    case = load_task(folder).gpu.bench[0].model_copy(update={"M": 301, "N": columns})
+    request = request_maker(load_task(folder), "sm_90a", (case,), 1)(outcome.path.read_text())
+    found = builder.build(request)
+    assert isinstance(found, Built), found
+    ((kernel,),) = [plan.kernels for plan in found.plans.values()]
+    assert kernel.load_bytes.keys() == {16}
 
 
 def test_inductor_that_takes_too_much_cpu_time_is_the_reason_for_no_seed(make, monkeypatch):

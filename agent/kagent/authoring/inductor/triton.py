@@ -18,6 +18,13 @@ from kagent.authoring.inductor.trace import NoSeed, Traced
 _MOST_Y_PROGRAMS = 65535
 CHAIN = 512
 """Products that are summed in one accumulator; a multiple of all blocks' lengths."""
+_SIZE = re.compile(r"ks\d+|[xyz]numel|r\d_numel")
+_WORD = """
+# The compiler knows of a number only whether 16 divides it. Sizes go as a number of words and their
+# length: it sees that the length divides their product, and loads and stores whole words.
+def _word(size):
+    return math.gcd(size, 16) if size < 2**31 else 1  # the product is of the words' type
+"""
 _IN_LANGUAGE = (
     *("abs", "ceil", "cos", "erf", "exp", "exp2", "floor", "log", "log2", "rsqrt", "sin", "sqrt"),
 )
@@ -73,6 +80,7 @@ class _Kernel:
     lines: list[str]
     parameters: list[str]
     blocks: list[str]  # XBLOCK, ...: tunables
+    words: list[str]  # parameters that come in words, with their length: see `_WORD`
     grid: str
     inner: bool  # it sums along the dimension that is contiguous
     dot: bool
@@ -87,6 +95,7 @@ class TritonFile:
     task: Task
     tunables: dict[str, tuple[int, list[int]]] = field(default_factory=dict)
     helpers: dict[str, str] = field(default_factory=dict)
+    host_helpers: dict[str, str] = field(default_factory=dict)
     kernels: list[str] = field(default_factory=list)
     hosts: list[str] = field(default_factory=list)
     _count: int = 0
@@ -119,7 +128,10 @@ class TritonFile:
         constants = [f"{name} = {value}" for name, (value, _) in self.tunables.items()]
         tune = ["TUNE = {", *(f'    "{n}": {v},' for n, (_, v) in self.tunables.items()), "}"]
         helpers = [line for text in self.helpers.values() for line in ("", "", *text.splitlines())]
-        body = "\n".join([*helpers, *self.kernels, *self.hosts])
+        host = [
+            line for text in self.host_helpers.values() for line in ("", "", *text.splitlines())
+        ]
+        body = "\n".join([*helpers, *self.kernels, *host, *self.hosts])
         imports = ["import math", ""] if "math." in body else []
         imports += ["import torch", "import triton", "import triton.language as tl", ""]
         return "\n".join([docstring, "", *imports, *constants, *tune]) + "\n" + body + "\n"
@@ -156,6 +168,7 @@ class TritonFile:
         node.name = f"_{words[:40].strip('_')}_{self._count}{suffix}"
         names = [a.arg for a in node.args.args]
         blocks = [n for n in names if n.endswith("BLOCK")]
+        sizes = _in_words(node, [n for n in names if signature.get(n) in ("i32", "i64")])
         text = self._text(node, traced, signature)
         reduction = given.get("reduction_hint")
         return _Kernel(
@@ -163,6 +176,7 @@ class TritonFile:
             lines=text.splitlines(),
             parameters=[n for n in names if n not in blocks],
             blocks=blocks,
+            words=sizes,
             grid=grid,
             inner=reduction is not None and ast.unparse(reduction).endswith("INNER"),
             dot="tl.dot(" in text,
@@ -259,9 +273,17 @@ class TritonFile:
             case _:
                 raise NoSeed(f"Inductor launches {kernel.name} on a {kernel.grid}")
         warps = self._tunable("NUM_WARPS", 4, [2, 4, 8])
-        keywords = [f"{b}={v}" for b, v in values.items()] + [f"num_warps={warps}"]
+        lengths = {w: f"_word({sizes[w]})" for w in kernel.words}
+        if lengths:
+            self.host_helpers.setdefault("_word", _WORD.strip())
+        given = [
+            f"{_factor(size)} // {lengths[name]}" if name in lengths else size
+            for name, size in sizes.items()
+        ]
+        keywords = [f"{w.upper()}_WORD={length}" for w, length in lengths.items()]
+        keywords += [f"{b}={v}" for b, v in values.items()] + [f"num_warps={warps}"]
         grid_text = f"({', '.join(grid)}{',' if len(grid) == 1 else ''})"
-        return wrapped(f"{kernel.name}[{grid_text}]", [*arguments, *keywords])
+        return wrapped(f"{kernel.name}[{grid_text}]", [*given, *keywords])
 
     def _block(self, kernel: _Kernel, block: str, sizes: Mapping[str, str]) -> str:
         axes = sum(b != "R0_BLOCK" for b in kernel.blocks)
@@ -287,6 +309,37 @@ class TritonFile:
     def _tunable(self, name: str, value: int, values: list[int]) -> str:
         self.tunables.setdefault(name, (value, values))
         return name
+
+
+def _in_words(node: ast.FunctionDef, numbers: Sequence[str]) -> list[str]:
+    """Have a kernel take its sizes as a number of words and their length; the sizes' names."""
+    assigned = {
+        n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+    }
+    read = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    sizes = [n for n in numbers if _SIZE.fullmatch(n) and n in read - assigned]
+    if not sizes:
+        return []
+    for argument in (a for a in node.args.args if a.arg in sizes):
+        argument.arg += "_words"
+    constants = ", ".join(f"{n.upper()}_WORD: tl.constexpr" for n in sizes)
+    lines = [f"{n} = {n}_words * {n.upper()}_WORD" for n in sizes]
+    unknown = ", ".join(f"'{n}_words'" for n in sizes)
+    (added,) = ast.parse(
+        f"@triton.jit(do_not_specialize=[{unknown}])\ndef f({constants}):\n"
+        + "\n".join(INDENT + line for line in lines)
+    ).body
+    assert isinstance(added, ast.FunctionDef)
+    at = sum(not a.arg.endswith("BLOCK") for a in node.args.args)
+    node.args.args[at:at] = added.args.args
+    node.body[:0] = added.body
+    node.decorator_list = added.decorator_list
+    return sizes
+
+
+def _factor(text: str) -> str:
+    """An expression as a factor: in parentheses, unless it is a name or a number."""
+    return text if re.fullmatch(r"\w+", text) else f"({text})"
 
 
 def _shorten_chains(node: ast.FunctionDef) -> None:
