@@ -16,7 +16,7 @@ import triton.language as tl
 
 TILE = 4096  # elements of a program that has several rows
 ELEMENTS_PER_THREAD = 16
-LONG = 8192  # columns from which on a row is taken in pieces
+LONG = 2048  # columns from which on a row is taken in pieces
 PIECES = 8  # of such a row, at most; a thread has 16 bytes of each
 TUNE = {
     "TILE": [2048, 4096, 8192],

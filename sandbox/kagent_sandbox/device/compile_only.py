@@ -10,6 +10,7 @@ from unittest import mock
 import torch
 
 from kagent_sandbox.device.baseline_calls import BaselineCall, make_call
+from kagent_sandbox.device.cpu.facts import usable_cores
 
 
 class _Compiled(BaseException):
@@ -51,7 +52,7 @@ def compile_only(call: BaselineCall, device: torch.device, *, chooses: bool) -> 
 
 
 def _patches(*, chooses: bool) -> Iterator[contextlib.AbstractContextManager[object]]:
-    from torch._inductor import config
+    from torch._inductor import config, select_algorithm
     from torch._inductor.output_code import CompiledFxGraph
     from torch._inductor.runtime.benchmarking import benchmarker
     from torch._inductor.select_algorithm import AlgorithmSelectorCache
@@ -72,3 +73,5 @@ def _patches(*, chooses: bool) -> Iterator[contextlib.AbstractContextManager[obj
         yield mock.patch.object(type(benchmarker), name, **found)
     if chooses:  # configurations are part of the compiled code's key, but not of the binaries'
         yield config.patch(shape_padding=False, benchmark_epilogue_fusion=False)
+        # Twenty variants of a product in float32 take a core minutes. Threads need no processes.
+        yield mock.patch.object(select_algorithm, "get_num_workers", usable_cores)

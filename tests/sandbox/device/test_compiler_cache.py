@@ -16,6 +16,7 @@ from kagent_sandbox.data.race import COMPILE_MODES
 from kagent_sandbox.data.task import draw_hidden
 from kagent_sandbox.device import compiler_cache
 from kagent_sandbox.device.baseline_calls import BaselineCall, ReadyBaseline
+from kagent_sandbox.device.cpu.facts import usable_cores
 from kagent_sandbox.device.cuda import race_processes as gpu_race
 from kagent_sandbox.device.cuda.race_baselines import GpuRaceBaselines
 from kagent_sandbox.device.cuda.race_processes import RaceProcesses
@@ -341,16 +342,17 @@ def eager(*, x, y):
 """
 COMPILE_ONLY = f"""{warm_python.PROGRAM}
 PRODUCT = {PRODUCT!r}
-import os, sys
+import contextlib, os, sys
 from pathlib import Path
 from kagent_sandbox.device import compiler_cache
+from kagent_sandbox.device.cpu.facts import usable_cores
 folder = Path(sys.argv[1])
 compiler_cache.use(folder)
 import torch
 from torch._dynamo.utils import counters
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.device.baseline_calls import BaselineCall, make_call
-from kagent_sandbox.device.compile_only import compile_only
+from kagent_sandbox.device.compile_only import _patches, compile_only
 from kagent_sandbox.judge.timing.baselines import baseline_call
 task = load_task(Path(sys.argv[2]))
 call = baseline_call(task, task.cpu.bench[0], "compile", 1)
@@ -364,6 +366,12 @@ if sys.argv[3] == "only":
         compile_only(call, torch.device("cpu"), chooses=False)
     except RuntimeError as e:
         print("refused:", e)
+    from torch._inductor import select_algorithm
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # as in launchers
+    with contextlib.ExitStack() as stack:
+        for patch in _patches(chooses=True):
+            stack.enter_context(patch)
+        print("variants at once:", select_algorithm.get_num_workers(), "of", usable_cores())
 else:
     make_call(call, torch.device("cpu"))()
 print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"])
@@ -383,4 +391,5 @@ def test_what_is_only_compiled_is_found_when_it_runs_but_no_choice_that_nothing_
     refused = (
         "refused: the compiler times variants of a kernel: that is done where nothing else runs"
     )
-    assert found == [[refused, "0 2"], ["1 0"]]
+    cores = usable_cores()
+    assert found == [[refused, f"variants at once: {cores} of {cores}", "0 2"], ["1 0"]]
