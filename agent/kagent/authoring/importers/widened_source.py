@@ -71,11 +71,26 @@ def definitions(source: str) -> list[str]:
     return [n.name for n in body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
 
 
-def random_calls(source: str) -> list[str]:
-    """Operations in a module that draw random numbers, in order, each once."""
+def random_calls(source: str, entry: str = "run") -> list[str]:
+    """Operations that draw random numbers when a function of a module is called, in order, each
+    once. Definitions that it does not name, not through others either, are left out: a module may
+    have a function that draws inputs. Of a module without it, all count.
+    """
+    body = ast.parse(source).body
+    parts = {n.name: n for n in body if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+    rest = [n for n in body if n not in parts.values()] if entry in parts else body
+    reached: list[ast.AST] = [*rest, *([parts[entry]] if entry in parts else [])]
+    seen = {entry}
+    for part in reached:  # grows
+        for node in ast.walk(part):
+            if isinstance(node, ast.Name) and node.id in parts and node.id not in seen:
+                seen.add(node.id)
+                reached.append(parts[node.id])
+    reached.sort(key=lambda n: getattr(n, "lineno", 0))
     names = [
         node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        for node in ast.walk(ast.parse(source))
+        for part in reached
+        for node in ast.walk(part)
         if isinstance(node, ast.Call)
     ]
     return list(dict.fromkeys(n for n in names if n in _RANDOM))

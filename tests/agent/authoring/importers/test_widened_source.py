@@ -56,3 +56,15 @@ def test_random_operations_are_found():
         "multinomial",
         "normal_",
     ]
+
+
+def test_what_run_does_not_call_may_draw():
+    """As the definitions of `kagent export`, whose references hold the task's `inputs`."""
+    source = """
+def inputs(): return torch.randn(3)
+def noise(x): return x + torch.rand(1)
+def helper(x): return %s
+def run(x): return helper(x)
+"""
+    assert random_calls(source % "x") == []
+    assert random_calls(source % "noise(x)") == ["rand"]
