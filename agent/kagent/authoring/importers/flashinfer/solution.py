@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
@@ -42,8 +43,9 @@ def candidate_of(solution: Solution, task: Task) -> str:
     path, function = spec.entry_point.split("::")
     files = {s.path: s.content for s in solution.sources}
     own = _exported(files, path)
-    if own is not None:
-        return own
+    if own is not None:  # its entry has the exported task's name
+        source, called = own
+        return source if called == task.entry else source + _entry(name, task, called, writes=False)
     source = _in_one_file(name, files, path)
     names = {n.name for n in ast.parse(source).body if isinstance(n, ast.FunctionDef)}
     if function not in names:
@@ -53,21 +55,24 @@ def candidate_of(solution: Solution, task: Task) -> str:
     return source + _entry(name, task, function, writes=spec.destination_passing_style)
 
 
-def _exported(files: Mapping[str, str], path: str) -> str | None:
-    """The kernel of a solution that kagent exported, with its configuration; None for any other."""
+def _exported(files: Mapping[str, str], path: str) -> tuple[str, str] | None:
+    """The kernel of a solution that kagent exported, with its configuration, and the function that
+    is called; None for any other.
+    """
     if set(files) != {path, "kernel.py"} or path == "kernel.py":
         return None
     try:
         body = ast.parse(files[path]).body
     except SyntaxError:
         return None
+    called = re.findall(r"\bkernel\.(\w+)\(", files[path])
     for node in body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "CONFIG":
             config = ast.literal_eval(node.value)
             tunables = read_tunables(files["kernel.py"])
             known = set() if tunables is None else {t.name for t in tunables.items}
-            if tunables is not None and known >= set(config):
-                return tunables.rewrite(config)
+            if tunables is not None and known >= set(config) and called:
+                return tunables.rewrite(config), called[-1]
     return None
 
 
