@@ -69,6 +69,7 @@ def test_a_gpu_seed_is_right_and_holds_for_all_shapes(make):
         '    "INNER_R0_BLOCK": [1024, 2048, 4096],',
     ):
         assert line in source.splitlines()
+    assert source.count("tl.load(") == 2  # one for the largest element and the sum, one to write
     assert "inductor" not in source.split('"""')[2]  # none of its library
     assert "libdevice" not in source  # which the interpreter lacks
 

@@ -41,6 +41,7 @@ from torch.utils._sympy.printers import PythonPrinter
 
 from kagent.authoring.inductor.decompositions import plain_loops
 from kagent.authoring.inductor.join_dimensions import join_dimensions
+from kagent.authoring.inductor.online_softmax import any_length, read_softmaxes_once
 
 MOST_TRACES = 6
 _DRAWS = 3  # runs' worth of hidden cases that are looked at
@@ -251,6 +252,7 @@ def _trace(
         module.graph.eliminate_dead_code(
             lambda node: node.op in ("placeholder", "output") or node.target is _WRITE
         )
+        read_softmaxes_once(module)
         code = _generate(module, arguments, environment, mode)
     except KagentError:
         raise
@@ -312,6 +314,7 @@ def _generate(
         V.set_graph_handler(graph),
         V.set_fake_mode(mode),
         config.patch(_SETTINGS),
+        any_length(),
     ):
         graph.run(*arguments)
         wrapper, _ = graph.codegen()

@@ -272,7 +272,7 @@ class TritonFile:
                 raise NoSeed("Inductor scans in one pass over programs that wait for each other")
             case _:
                 raise NoSeed(f"Inductor launches {kernel.name} on a {kernel.grid}")
-        warps = self._tunable("NUM_WARPS", 4, [2, 4, 8])
+        warps = self._warps(kernel, values)
         lengths = {w: f"_word({sizes[w]})" for w in kernel.words}
         if lengths:
             self.host_helpers.setdefault("_word", _WORD.strip())
@@ -284,6 +284,13 @@ class TritonFile:
         keywords += [f"{b}={v}" for b, v in values.items()] + [f"num_warps={warps}"]
         grid_text = f"({', '.join(grid)}{',' if len(grid) == 1 else ''})"
         return wrapped(f"{kernel.name}[{grid_text}]", [*given, *keywords])
+
+    def _warps(self, kernel: _Kernel, values: Mapping[str, str]) -> str:
+        """Of a row that is summed, Inductor gives a warp 128 elements, and a row 16 at most."""
+        if not kernel.inner or kernel.dot or "R0_BLOCK" not in values:
+            return self._tunable("NUM_WARPS", 4, [2, 4, 8])
+        most = self._tunable("INNER_NUM_WARPS", 16, [4, 8, 16])
+        return f"max(min({most}, {values['R0_BLOCK']} // 128), 1)"
 
     def _block(self, kernel: _Kernel, block: str, sizes: Mapping[str, str]) -> str:
         axes = sum(b != "R0_BLOCK" for b in kernel.blocks)
