@@ -294,7 +294,9 @@ class _Answers:
                 if (answer := self._take(message)) is not None:
                     return answer
         except ChannelTimeout:
-            return self._timeout(self._child.kill())
+            exit_ = self._child.kill()
+            # A child that a stopped fork-server never forked has not taken that time.
+            return self._ended(exit_) if exit_.reason in LOSSES else self._timeout(exit_)
         except ChannelClosed:
             return self._ended(self._child.wait(10.0) or self._child.kill())
         except (ChannelError, Forged, records.RecordError) as e:

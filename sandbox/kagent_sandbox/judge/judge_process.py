@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -144,12 +145,14 @@ class JudgeProcess:
         """Have whoever waits for an answer or for the device give up. `close` comes after."""
         if self._lock is not None:
             self._lock.close()
+        self._end_stopped()
         self._process.kill()
 
     def close(self) -> None:
         """End the process and all that it started. Whoever waits for the device gives up."""
         if self._lock is not None:
             self._lock.close()
+        self._end_stopped()
         self._channel.hang_up()
         try:
             self._process.wait(_CLOSE_S)
@@ -165,6 +168,12 @@ class JudgeProcess:
                 ) from None
         with self._log_use:
             self._log.close()
+
+    def _end_stopped(self) -> None:
+        """End fork-servers that somebody has stopped: they would not notice that the judge ends."""
+        for child in process_tree.children(self._process.pid):
+            if process_tree.is_stopped(child):
+                process_tree.send(child, signal.SIGKILL)
 
     def _exchange(
         self,

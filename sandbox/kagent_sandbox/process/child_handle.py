@@ -21,6 +21,7 @@ LOST_SUPERVISOR, LOST_SERVER = "loss of its supervisor", "loss of its fork-serve
 LOSSES = (LOST_SUPERVISOR, LOST_SERVER)
 """Reasons of an end that no child can give: somebody ended what watches it."""
 _LOG_CHARS = 64 << 10
+_SILENT_S = 5.0  # of a supervisor that is to end its child; then its fork-server is looked at
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,13 @@ class ChildHandle:
         exit_: Channel,
         *,
         on_end: Callable[[ChildHandle], None],
+        on_silence: Callable[[], None],
     ) -> None:
         self.channel = channel
         self._control = control
         self._exit_channel = exit_
         self._on_end = on_end
+        self._on_silence = on_silence
         self._control_lock = threading.Lock()
         self._exit_lock = threading.Lock()
         self._exit: Exit | None = None
@@ -80,7 +83,10 @@ class ChildHandle:
         with self._control_lock, contextlib.suppress(ChannelError):
             if self._exit is None:
                 self._control.send("kill", timeout_s=5.0)
-        exit_ = self.wait(30.0)
+        exit_ = self.wait(_SILENT_S)
+        if exit_ is None:
+            self._on_silence()
+            exit_ = self.wait(30.0 - _SILENT_S)
         if exit_ is None:
             raise ChildDied("a supervisor did not end its child within 30 s")
         return exit_

@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -28,6 +29,7 @@ from kagent_sandbox.confine.isolation import Isolation
 from kagent_sandbox.confine.policy import Confinement, Tier, asked_for
 from kagent_sandbox.data.language import PLUGINS
 from kagent_sandbox.errors import ChildDied
+from kagent_sandbox.process import process_tree
 from kagent_sandbox.process.channel import Channel, ChannelError
 from kagent_sandbox.process.child_handle import ChildHandle, Exit
 from kagent_sandbox.process.environment import for_confined
@@ -162,7 +164,7 @@ class ForkServer:
         channel, channel_end = Channel.pair()
         control, control_end = Channel.pair()
         exit_, exit_end = Channel.pair()
-        child = ChildHandle(channel, control, exit_, on_end=self._forget)
+        child = ChildHandle(channel, control, exit_, on_end=self._forget, on_silence=self._end_stopped)
         with channel_end, control_end, exit_end, self._lock:
             self._wait_ready()
             passed = [e.fileno() for e in (channel_end, control_end, exit_end)] + list(fds)
@@ -193,12 +195,25 @@ class ForkServer:
         if (end := child.wait(0.0)) is not None and end.log_tail:
             self._printed.append(end.log_tail)
 
+    def _end_stopped(self) -> None:
+        """End the process, and supervisors, that somebody has stopped: they would neither answer
+        nor notice that they are to end.
+        """
+        process = self._process
+        if process is None:
+            return
+        for pid in (*process_tree.children(process.pid), process.pid):
+            if process_tree.is_stopped(pid):
+                process_tree.send(pid, signal.SIGKILL)
+
     def close(self) -> None:
         """Kill all children, end the process, remove its folder."""
         if self._process is None:
             return
+        self._end_stopped()
         for child in list(self._children):
-            child.close()
+            with contextlib.suppress(ChildDied):  # the others and this process are ended anyway
+                child.close()
         self._channel.close()
         try:
             self._process.wait(10.0)

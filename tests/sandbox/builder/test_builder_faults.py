@@ -76,6 +76,28 @@ def test_a_fork_server_that_is_killed_has_a_successor(builder):
     assert isinstance(builder.build(REQUEST), Built)
 
 
+def test_a_fork_server_that_is_stopped_has_a_successor(builder, monkeypatch):
+    """Neither does it hang, nor is the candidate blamed for the time."""
+    monkeypatch.setattr("kagent_sandbox.process.child_handle._SILENT_S", 0.1)
+    stopped = builder._server.pid
+    os.kill(stopped, signal.SIGSTOP)
+    found = builder.build(dataclasses.replace(REQUEST, host_limit_s=1.0))
+    assert isinstance(found, Built), found
+    assert builder._server.pid != stopped
+    assert process_tree.ended(stopped)
+
+
+def test_a_supervisor_that_is_stopped_stays_no_longer_than_its_server():
+    with Builder() as builder:
+        server = builder._server.pid
+        child = builder._server.spawn(wall_limit_s=60.0).pid()
+        below = process_tree.children(server)
+        (supervisor,) = [p for p in below if child in process_tree.descendants(p)]
+        os.kill(supervisor, signal.SIGSTOP)
+        assert process_tree.wait_until_stopped(supervisor)
+    assert all(map(process_tree.ended, (server, supervisor, child)))
+
+
 def with_first_line(line):
     return dataclasses.replace(REQUEST, source=f"{line}\n{REQUEST.source}")
 

@@ -25,6 +25,7 @@ from kagent_sandbox.judge import judge_process
 from kagent_sandbox.judge.client import JudgeClient
 from kagent_sandbox.judge.judge_process import JudgeProcess
 from kagent_sandbox.judge.packing import Header, pack, unpack
+from kagent_sandbox.process import process_tree
 from kagent_sandbox.process.environment import for_trusted
 
 pytestmark = pytest.mark.usefixtures("uncompiled", "brief_timing", "warm_judges", "warm_processes")
@@ -122,6 +123,22 @@ def test_a_judge_that_is_stopped_is_replaced(folder, task, monkeypatch):
         os.kill(first, signal.SIGSTOP)
         assert not isinstance(client.check(built(task, SEED, GOOD)), Rejected)
         assert client.pid != first
+
+
+@pytest.mark.parametrize("end", ["kill", "close"])
+def test_a_server_of_launchers_that_is_stopped_ends_with_its_judge(folder, end):
+    with JudgeClient(folder, "cpu", SEED) as client:
+        client.isolation()  # the server has started
+        servers = process_tree.children(client.pid)
+        assert servers
+        for server in servers:
+            os.kill(server, signal.SIGSTOP)
+            assert process_tree.wait_until_stopped(server)
+        getattr(client._link, end)()
+    deadline = time.monotonic() + 30
+    while not all(map(process_tree.ended, servers)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert all(map(process_tree.ended, servers))
 
 
 def test_errors_of_the_user_cross_the_process(tmp_path):
