@@ -142,8 +142,9 @@ TaskOption = Annotated[str, TASK]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
 
-def _use_device(name: str | None) -> None:
+def _use_device(name: str | None) -> str | None:
     use_device(name)
+    return name
 
 
 DeviceOption = Annotated[

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from kagent_sandbox.data.verdict import SpeedVerdict
-from kagent_sandbox.errors import KagentError
+from kagent_sandbox.errors import KagentError, UserError
 from rich.text import Text
 
 from kagent.cli.app import (
@@ -32,6 +32,7 @@ from kagent.cli.app import (
     write_slurm_script,
 )
 from kagent.config.settings import Config, load_config
+from kagent.fleet.fleet import LOCAL
 from kagent.fleet.slurm import SLURM, Continuation, run_continues
 from kagent.runs.events import Event, Observer, Started, Stop
 
@@ -122,7 +123,7 @@ def evolve(
     ] = None,
     on: OnOption = None,
     accelerator: AcceleratorOption = None,
-    _device: DeviceOption = None,
+    device: DeviceOption = None,
 ) -> None:
     """Evolve a task's kernel: propose, build, check, measure, keep the fastest lineage."""
     from kagent.evolve import session
@@ -131,7 +132,14 @@ def evolve(
     from kagent.ui import end_of_run
     from kagent.ui.live import display_for
 
-    if on == SLURM:
+    where = SLURM if on == SLURM else load_config(on=on).on
+    if device is not None and where != LOCAL:
+        raise UserError(
+            f"--device {device} (or KAGENT_DEVICE) chooses a device of this machine, and --on "
+            f"{where} judges elsewhere: leave it out; --accelerator chooses among those of a "
+            "cluster"
+        )
+    if where == SLURM:
         name = find_task(task).name
         runs_of_jobs = load_config(runs=runs).runs
         write_slurm_script(name, Continuation() if resume else run_continues(runs_of_jobs))

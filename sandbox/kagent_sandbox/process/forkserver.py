@@ -164,7 +164,9 @@ class ForkServer:
         channel, channel_end = Channel.pair()
         control, control_end = Channel.pair()
         exit_, exit_end = Channel.pair()
-        child = ChildHandle(channel, control, exit_, on_end=self._forget, on_silence=self._end_stopped)
+        child = ChildHandle(
+            channel, control, exit_, on_end=self._forget, on_silence=self._end_stopped
+        )
         with channel_end, control_end, exit_end, self._lock:
             self._wait_ready()
             passed = [e.fileno() for e in (channel_end, control_end, exit_end)] + list(fds)

@@ -13,6 +13,7 @@ from kagent.fleet import fleet
 from kagent.runs.store import RunStore
 from kagent.tasks import find_task
 from kagent_sandbox.confine.policy import Tier
+from kagent_sandbox.device.detect import VISIBLE
 from kagent_sandbox.errors import RunError, ToolchainError, UserError
 from simulated_evolution import manifest
 
@@ -109,6 +110,13 @@ def test_a_missing_compiler_ends_a_run_before_a_model_is_asked(evolve, tmp_path,
     monkeypatch.setenv("PATH", str(tmp_path))
     model = ("--model", "tiny", "--base-url", "http://localhost:9/v1")
     refused(evolve(*model), "install it (apt install g++)", ToolchainError)
+
+
+@pytest.mark.parametrize("where", ["ray", "slurm"])
+def test_a_device_of_this_machine_is_no_choice_on_a_cluster(evolve, monkeypatch, where):
+    monkeypatch.setenv(VISIBLE, "")
+    given = evolve("--on", where, "--device", "cpu")
+    refused(given, "--accelerator chooses among those of a cluster", UserError)
 
 
 def test_prompts_that_cannot_be_used(evolve, tmp_path):
