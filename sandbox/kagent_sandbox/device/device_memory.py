@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, replace
 
@@ -77,6 +78,14 @@ def memory_use(device: torch.device, arena_bytes: int = 0) -> MemoryUse | None:
     free, total = torch.cuda.mem_get_info(device)
     kept = torch.cuda.memory_reserved(device) + arena_bytes
     return MemoryUse(total, free, kept, torch.cuda.max_memory_allocated(device), arena_bytes)
+
+
+def total_bytes(device: torch.device) -> int:
+    """Memory of a device: the host's where it has none of its own."""
+    use = memory_use(device)
+    if use is not None:
+        return use.total
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def explain(

@@ -485,12 +485,14 @@ class Judge:
         if self._arenas.nbytes > self._most_kept_bytes:
             self._let_go()
             self._arenas.close()
+        self._checker.sampler.make_room()
         self.backend.free_unused()
 
     def give_back(self) -> None:
         """Give back all memory of the device that can be had again: others work on it next."""
         self._let_go()
         self._arenas.close()
+        self._checker.sampler.make_room()
         self.backend.free_unused(shared=True)
 
     @property

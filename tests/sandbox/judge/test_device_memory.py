@@ -159,10 +159,11 @@ def test_a_judge_gives_all_back_where_others_work():
     judge = SimpleNamespace(
         _arenas=SimpleNamespace(close=lambda: done.append("arena")),
         _let_go=lambda: done.append("launchers"),
+        _checker=SimpleNamespace(sampler=SimpleNamespace(make_room=lambda: done.append("stale"))),
         backend=SimpleNamespace(free_unused=lambda *, shared: done.append(shared)),
     )
     Judge.give_back(judge)
-    assert done == ["launchers", "arena", True]
+    assert done == ["launchers", "arena", "stale", True]
 
 
 def test_an_arena_is_little_larger_than_it_must_be():

@@ -22,10 +22,11 @@ def test_a_large_arena_goes_back_after_a_turn(gib, kept):
         _arenas=SimpleNamespace(nbytes=gib * GIB, close=lambda: done.append("arena")),
         _most_kept_bytes=int(GPU.kept_launchers.share * 80 * GIB),
         _let_go=lambda: done.append("launchers"),
+        _checker=SimpleNamespace(sampler=SimpleNamespace(make_room=lambda: done.append("stale"))),
         backend=SimpleNamespace(free_unused=lambda: done.append("cache")),
     )
     Judge.make_room(judge)
-    assert done == (["cache"] if kept else ["launchers", "arena", "cache"])
+    assert done == [*([] if kept else ["launchers", "arena"]), "stale", "cache"]
 
 
 def test_a_cpu_keeps_its_arenas():

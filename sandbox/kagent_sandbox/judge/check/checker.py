@@ -138,7 +138,7 @@ class Checker:
             built: The candidate's plans.
             case: The case.
             input_sets: Two draws of the case; or one for a single run, for further configurations
-                of a checked candidate.
+                of a checked candidate. They are released.
             config: Index of the configuration.
             budget: Seconds for the executions of all cases; None: each has its own limit only.
 
@@ -162,8 +162,10 @@ class Checker:
         first, *others = input_sets
         again = placements[1] if others else None
         errors = self._run(session, placements[0], first, again, budget)
+        self.sampler.release(first)
         for other in others:
             found = self._run(session, placements[-1], other, None, budget)
+            self.sampler.release(other)
             errors = [
                 max(pair, key=lambda e: e.share_of_tolerance)
                 for pair in zip(errors, found, strict=True)
@@ -345,6 +347,7 @@ class Checker:
                     self.compare(placement.outputs(), input_set, Stage.CHECK)
                 except CandidateRejected:
                     return
+            self.sampler.release(input_set)
         text = (
             "the results are right without any launch: no kernel has a part in them. Operations of "
             "torch may be part of a candidate, not all of it"

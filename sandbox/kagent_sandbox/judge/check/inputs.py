@@ -25,7 +25,7 @@ import torch
 
 from kagent_sandbox.data.build import ScalarSpec, TensorSpec
 from kagent_sandbox.data.build_case import build_case
-from kagent_sandbox.device.device_memory import lacks_memory
+from kagent_sandbox.device.device_memory import lacks_memory, total_bytes
 from kagent_sandbox.device.plan_ops import dtype_of
 from kagent_sandbox.errors import DeviceFull, KagentError, TaskError
 from kagent_sandbox.judge.arena.placement import StaleValues
@@ -44,6 +44,10 @@ them."""
 MANY_ELEMENTS = 1 << 22
 """Elements of a result from which on one draw shows torch's error: its worst element hardly
 differs.
+"""
+STALE_SHARE = 1 / 32
+"""Share of the device's memory that stale values of all cases may take together: larger ones are
+made anew where another case comes, or another request.
 """
 
 
@@ -118,7 +122,8 @@ class InputSampler:
         self._random = random.SystemRandom()
         self._stock: OrderedDict[str, list[InputSet]] = OrderedDict()  # the case in use last
         self._stocked_bytes = 0
-        self._stale: dict[str, StaleValues] = {}
+        self._stale: OrderedDict[str, StaleValues] = OrderedDict()  # the newest last
+        self._most_stale_bytes = int(STALE_SHARE * total_bytes(device))
         self._eager_s: dict[str, float] = {}
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         self._most_stocked_bytes = int(policy.stock_share * memory)
@@ -160,11 +165,31 @@ class InputSampler:
             self.torch_errors(self.fresh(case), typical=True)
         return self._yardsticks[case.name]
 
+    def release(self, input_set: InputSet) -> None:
+        """Free a draw that has been compared, unless draws are kept: of a case of gigabytes the
+        next one has no room beside it, and whoever has held it may hold it still.
+        """
+        if not self._pool and self._threads is None:
+            input_set.tensors.clear()
+            input_set.known_results = None
+
+    def make_room(self) -> None:
+        """Free stale values that are large: others work on the device next."""
+        self._trim_stale(0)
+
+    def _trim_stale(self, kept: int) -> None:
+        """Free the oldest stale values while there are too many bytes of them, but not the newest
+        `kept`.
+        """
+        while len(self._stale) > kept and (
+            sum(r.nbytes for s in self._stale.values() for r in s.results) > self._most_stale_bytes
+        ):
+            self._stale.popitem(last=False)
+
     def stale(self, case: Case) -> StaleValues:
-        """Return the stale values of a case; made once."""
+        """Return the stale values of a case; made once, but for large ones."""
         if case.name not in self._stale:
-            input_set = self.fresh(case)
-            outputs = self.call("eager", input_set)
+            outputs = self.call("eager", self.fresh(case))
             dtypes = [dtype_of(r.dtype) for r in build_case(self.task, case).compared]
             own = [o.to(d).contiguous() for o, d in zip(outputs, dtypes, strict=True)]
             self._stale[case.name] = StaleValues(
@@ -174,6 +199,7 @@ class InputSampler:
                     for o, r in zip(own, self.task.compared, strict=True)
                 ),
             )
+            self._trim_stale(1)
         return self._stale[case.name]
 
     def eager_s(self, case: Case) -> float:
@@ -532,7 +558,7 @@ def _wrong(result: torch.Tensor) -> torch.Tensor:
     norm = numerics.typical_norm(result.reshape(1, -1), 1) if result.numel() else 0.0
     usual = norm / math.sqrt(max(1, result.numel())) or 1.0
     there = torch.isfinite(result) & (result != 0)
-    return torch.where(there, result, usual) * 1.25
+    return torch.where(there, result, usual).mul_(1.25)
 
 
 def _most(errors: Sequence[tuple[numerics.Errors, ...]]) -> tuple[numerics.Errors, ...]:

@@ -328,10 +328,12 @@ class _CaseChecker:
         (expected,) = self.sampler.valid_parts(input_set, results)
         with product_counter() as products, _Operations() as operations:
             outputs = self._call("eager", input_set, before)
+        before.clear()  # what is not needed is freed: a case may fill the device
         accepted, _ = self.sampler.accepted(input_set, outputs)
         (found,) = self.sampler.valid_parts(input_set, accepted)
         for result, out, ref in zip(self.task.compared, found, expected, strict=True):
             self._check_eager(case, result, out, ref)
+        del outputs, accepted, found, out
         if not (self._rounds or self._rounded):
             self._note_rounding(input_set, results)
         self._check_flops(case, products.get_total_flops(), operations.elements)
@@ -419,16 +421,16 @@ class _CaseChecker:
             raise self._error("inputs", case, "all seeds give the same: use the generator")
 
     def _check_seeds(self, input_set: InputSet) -> None:
-        case, first = input_set.case, input_set.tensors
-        again = self.sampler.fresh(case, 1).tensors
-        for name, tensor in first.items():
-            if not _same_bits(tensor, again[name]):
-                text = f"{name} differs between two generators of one seed: draw it all from them"
-                raise self._error("inputs", case, text)
-        others = (self.sampler.fresh(case, seed).tensors for seed in (2, 3, 4))
-        self._fixed[case.name] = all(
-            _same_bits(tensor, other[name]) for other in others for name, tensor in first.items()
-        )
+        case = input_set.case
+        for name in self._changed_by(input_set, 1):
+            text = f"{name} differs between two generators of one seed: draw it all from them"
+            raise self._error("inputs", case, text)
+        self._fixed[case.name] = not any(self._changed_by(input_set, seed) for seed in (2, 3, 4))
+
+    def _changed_by(self, input_set: InputSet, seed: int) -> list[str]:
+        """Names of the inputs that are others with a seed. One draw is held beside these."""
+        other = self.sampler.fresh(input_set.case, seed).tensors
+        return [n for n, tensor in input_set.tensors.items() if not _same_bits(tensor, other[n])]
 
     def _call(
         self, which: str, input_set: InputSet, before: Mapping[str, torch.Tensor]

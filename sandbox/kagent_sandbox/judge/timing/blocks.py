@@ -131,6 +131,7 @@ class TimedBlocks:
                     self.checker.accept_spot_checks(reading, placements, input_sets)
             if i == whole:
                 self._compare(placements, input_sets)
+            self._release(input_sets)
             if len(block) >= self.traits.enough(us):
                 break
         with self.session.clock.part("compare"):
@@ -169,6 +170,7 @@ class TimedBlocks:
             self.checker.compare(
                 placement.outputs(), input_set, Stage.MEASURE, typical=True, slack=slack
             )
+        self._release([input_set])
 
     def wall_us(self, side: str, count: int) -> float | None:
         """µs per execution by the judge's own clock, on the side's last inputs; None where samples
@@ -202,8 +204,8 @@ class TimedBlocks:
         whatever the others left there is gone.
         """
         with self.session.clock.part("inputs"):
-            input_sets = self._unseen.take(len(placements))
             stale = self.checker.sampler.stale(self.case)
+            input_sets = self._unseen.take(len(placements))
             with self.session.paused():
                 for placement, input_set in zip(placements, input_sets, strict=True):
                     placement.write(input_set.tensors, stale)
@@ -214,9 +216,15 @@ class TimedBlocks:
         execution that follows must have others, and arguments that are written would be written
         twice.
         """
-        self._write(placements)
+        input_sets = self._write(placements)
         for placement in placements:
             self.session.run(placement, self.case.name)
+        self._release(input_sets)
+
+    def _release(self, input_sets: Sequence[InputSet]) -> None:
+        """Free draws that have been compared: placements hold the last ones that were written."""
+        for input_set in input_sets:
+            self.checker.sampler.release(input_set)
 
     def _compare(self, placements: Sequence[PlanPlacement], input_sets: Sequence[InputSet]) -> None:
         """All of one placement's results, and that nothing else was written in any of them."""

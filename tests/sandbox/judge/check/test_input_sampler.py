@@ -1,5 +1,7 @@
 """What torch errs on a case's inputs, as a yardstick for candidates."""
 
+import weakref
+
 import pytest
 import torch
 from handmade_candidates import REFERENCE, write_task
@@ -7,6 +9,7 @@ from kagent.tasks import find_task
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Stage
 from kagent_sandbox.device.cpu.traits import TRAITS
+from kagent_sandbox.device.traits import InputPolicy
 from kagent_sandbox.judge.arena.session import CandidateRejected
 from kagent_sandbox.judge.check import inputs as draws
 from kagent_sandbox.judge.check import numerics
@@ -168,6 +171,37 @@ def test_the_stock_keeps_to_its_memory_and_nobody_sees_a_draw_again_for_that(tas
     assert len(set(numbers)) == 8
     assert len(source.stock(large)) <= 3
     assert source.stock(small) == []  # the one that was not used for long made room
+
+
+def test_large_stale_values_are_those_of_the_case_in_use(task, monkeypatch):
+    source = InputSampler(task, CPU, TRAITS.inputs)
+    one, two = task.cases("cpu").bench
+    (small,) = source.stale(one).results
+    assert source.stale(one).results[0] is small
+    source.stale(two)
+    assert source.stale(one).results[0] is small
+    monkeypatch.setattr(draws, "STALE_SHARE", 0.0)
+    source = InputSampler(task, CPU, TRAITS.inputs)
+    first = weakref.ref(source.stale(one))
+    assert source.stale(one) is first()
+    source.stale(two)
+    assert first() is None
+    second = weakref.ref(source.stale(two))
+    source.make_room()
+    assert second() is None
+
+
+def test_draws_that_are_not_kept_are_freed_once_they_are_compared(task):
+    case = task.cases("cpu").check[0]
+    source = InputSampler(task, CPU, InputPolicy())
+    draw = source.draw(case)
+    inputs, results = map(weakref.ref, (draw.tensors["x"], source.expected(draw)[0]))
+    source.release(draw)
+    assert (inputs(), results()) == (None, None)
+    source = InputSampler(task, CPU, TRAITS.inputs)
+    draw = source.draw(case)
+    source.release(draw)
+    assert set(draw.tensors) == {"x"}
 
 
 def test_stale_values_are_plausible_and_wrong(task):

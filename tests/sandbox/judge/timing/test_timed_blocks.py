@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import os
 import random
+import weakref
 
 import pytest
 from background_load import busy
@@ -164,6 +165,30 @@ def test_a_tie_is_timed_in_full_in_abba_order_from_place_to_place(judge, backend
     # The wall clock is taken where the last block was.
     assert any(entry[0] == "wall" for entry in backend.log)
     assert backend.log[0] == "hush"
+
+
+def test_no_draw_of_earlier_executions_is_held_while_the_next_is_made(judge, monkeypatch):
+    """Of a case of gigabytes, there is no room beside it."""
+    sampler = judge._checker.sampler
+    monkeypatch.setattr(sampler, "_pool", 0)  # as on a GPU
+    monkeypatch.setattr(sampler, "_threads", None)
+    drawn, held = [], []
+    fresh = sampler.fresh
+
+    def note(case, seed=None):
+        timed = case.name.startswith("gpu_bench")  # an error takes several draws of a check case
+        if timed:
+            held.append(sum(x() is not None for x in drawn))
+        made = fresh(case, seed)
+        if timed:
+            drawn.append(weakref.ref(made.tensors["x"]))
+        return made
+
+    monkeypatch.setattr(sampler, "fresh", note)
+    passed = evaluate(judge, GOOD, GOOD)
+    assert isinstance(passed, Passed), passed
+    assert len(drawn) > 16
+    assert max(held) == 1  # a sample runs in two places, on a draw for each
 
 
 def test_short_kernels_get_more_samples(judge):
