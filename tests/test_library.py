@@ -66,8 +66,9 @@ def test_the_pages_have_the_tables_of_the_library_that_is_there():
 def session(tmp_path):
     """A library for a GPU that is elsewhere, and made-up results of one of its operators."""
     record, work = gpu_library("kagent_kernels"), tmp_path / "work"
-    write_library(record, files_of(record, cubins={}), work / "kagent_kernels")
-    session = library.Session(work, "kagent_kernels", ("attention",), ("cpu",), 1, 0.0, 1, False)
+    folder = work / "kagent_kernels"
+    write_library(record, files_of(record, cubins={}), folder)
+    session = library.Session(work, folder, folder.name, ("attention",), ("cpu",), 1, 0.0, 1, False)
     for stage in ("tests", "sanitize", "bench"):
         (work / stage).mkdir()
     (device,) = read_library(session.library).library.operators[0].devices

@@ -5,6 +5,10 @@ is a task in one dtype, with all of its dimensions variable; a solution is a ker
 configurations. CUDA and C++ kernels are compiled by the library's own runtime, so that their
 solutions are Python, and depend on the library.
 
+The format has no arguments that are written in place. Their new values are outputs, which a
+reference returns; a solution writes in place and returns the arguments. flashinfer-bench gives each
+call inputs of its own.
+
 The record of a library has the largest error of an element over all checks in a dtype, not that of
 each workload. Traces have it as their relative error, and say so. Absolute errors are not measured,
 and not named.
@@ -109,15 +113,12 @@ def _definition(operator: OperatorRecord, task: Task, dtype: str) -> Json:
         "axes": axes,
         "constraints": list(dict.fromkeys(constraints)),
         "inputs": {a.name: _input(task, a.name, dtype) for a in task.arguments},
-        "outputs": {
-            r.name: {"shape": [_axis(s) for s in r.shape], "dtype": _dtype(r.dtype, dtype)}
-            for r in task.results
-        },
+        "outputs": dict(_outputs(task, dtype)),
         "reference": render(
             "flashinfer_reference.py.j2",
             reference=operator.reference_py.rstrip(),
             arguments=[a.name for a in task.arguments],
-            dtypes=[_dtype(r.dtype, dtype) for r in task.results],
+            dtypes=[_dtype(r.dtype, dtype) for r in task.compared],
         ),
     }
 
@@ -140,6 +141,26 @@ def _input(task: Task, name: str, dtype: str) -> Json:
         return {"shape": shape, "dtype": _dtype(argument.dtype, dtype)}
     value = _value(task, name, (*task.gpu.check, *task.cpu.check)[0])
     return {"shape": None, "dtype": _SCALARS[type(value)]}
+
+
+def _outputs(task: Task, dtype: str) -> Iterator[tuple[str, Json]]:
+    """The results, then the new values of written arguments: no output may be named like an
+    input.
+    """
+    taken = {*(a.name for a in task.arguments), *(r.name for r in task.results)}
+    for result in task.compared:
+        name, more = result.name, {}
+        if name in _written(task):
+            more = {"description": f"{name} after the call, which writes it in place"}
+            while name in taken:
+                name = f"new_{name}"
+        taken.add(name)
+        shape = [_axis(s) for s in result.shape]
+        yield name, {"shape": shape, "dtype": _dtype(result.dtype, dtype), **more}
+
+
+def _written(task: Task) -> list[str]:
+    return [a.name for a in task.arguments if a.writes is not None]
 
 
 def _value(task: Task, name: str, case: Case) -> Any:
@@ -246,6 +267,8 @@ def _solution(
         module="kernel" if own else kernel.id,
         entry=operator.entry,
         arguments=[a.name for a in task.arguments],
+        results=len(task.results),
+        written=_written(task),
         config=repr(dict(kernel.configs[config]) if kernel.configs else {}),
     )
     sources = [{"path": "main.py", "content": main}]

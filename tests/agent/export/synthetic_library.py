@@ -176,3 +176,11 @@ def gpu_library(name="made_gpu_kernels"):
         device = device_of(task, kernel, "gpu", "NVIDIA H100 80GB HBM3", "sm_90", lost=0)
         operators.append(operator_of(task, module, [kernel], [device]))
     return LibraryRecord(name, "1.2.0", "0.1.0", tuple(operators), ())
+
+
+def in_place_library(name="made_steps", kind="cpu"):
+    """AdamW in C++ or Triton: it writes three of its arguments, and returns nothing."""
+    kernel = kernel_of("adamw", "cpp_simd.py" if kind == "cpu" else "triton_flat.py", kind)
+    device = device_of("adamw", kernel, kind, lost=0)
+    operator = operator_of("adamw", "AdamW", [kernel], [device])
+    return LibraryRecord(name, "0.1.0", "0.1.0", (operator,), ())

@@ -12,8 +12,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from kagent.authoring.importers.flashinfer.exchange import Definition
 from kagent.export.flashinfer import flashinfer_files
-from synthetic_library import cpu_library, gpu_library
+from kagent_sandbox.data.case import Case
+from synthetic_library import cpu_library, gpu_library, in_place_library
 
 PYTHON = os.environ.get("KAGENT_TEST_FLASHINFER")
 
@@ -92,6 +94,72 @@ def test_sizes_that_are_numbers_or_formulas_become_axes():
     }
 
 
+WRITTEN = ("param", "exp_avg", "exp_avg_sq")
+
+
+def test_new_values_of_arguments_that_are_written_in_place_are_outputs():
+    (made,) = of_kind(flashinfer_files(in_place_library()), "definitions")
+    definition = Definition.model_validate(made)
+    assert list(definition.outputs) == ["new_param", "new_exp_avg", "new_exp_avg_sq"]
+    for name in WRITTEN:
+        output, given = definition.outputs[f"new_{name}"], definition.inputs[name]
+        assert (output.shape, output.dtype) == (given.shape, given.dtype)
+    names = {}
+    exec(definition.reference, names)
+    case = Case(name="c", dtype="float32", M=3, N=8)
+    given = names["inputs"](case, torch.Generator().manual_seed(0), torch.device("cpu"))
+    before = {n: t.clone() for n, t in given.items()}
+    numbers = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.1}
+    found = names["run"](**given, **numbers)
+    assert all(torch.equal(t, before[n]) for n, t in given.items())
+    names["eager"](**given, **numbers)
+    torch.testing.assert_close(found, tuple(given[n] for n in WRITTEN))
+
+
+def test_an_argument_s_new_value_is_named_like_no_input():
+    library = in_place_library()
+    (operator,) = library.operators
+    text = operator.task_toml.replace('"grad"', '"new_param"')
+    taken = replace(library, operators=(replace(operator, task_toml=text),))
+    (definition,) = of_kind(flashinfer_files(taken), "definitions")
+    assert "new_param" in definition["inputs"]
+    assert next(iter(definition["outputs"])) == "new_new_param"
+
+
+RESULT = """
+[[results]]
+name = "norm"
+shape = ["M"]
+k = 2.0
+floor = 2.0
+"""
+
+
+@pytest.mark.parametrize("returned", [(), (11,), (11, 12)])
+def test_a_solution_returns_the_arguments_that_it_has_written(returned):
+    library = in_place_library()
+    (operator,) = library.operators
+    more = "".join(RESULT.replace("norm", f"norm_{i}") for i in returned)
+    text = operator.task_toml + more
+    made = replace(library, operators=(replace(operator, task_toml=text),))
+    (solution,) = of_kind(flashinfer_files(made), "solutions")
+    main = solution["sources"][0]["content"]
+    tree = ast.parse(main)
+    (run,) = (n for n in tree.body if isinstance(n, ast.FunctionDef))
+    calls = []
+
+    class Kernel:
+        @staticmethod
+        def adamw(*given):
+            calls.append(given)
+            return returned[0] if len(returned) == 1 else returned or None
+
+    names = {"kernel": Kernel}
+    exec(ast.unparse(run), names)
+    assert names["run"](*range(10)) == (*returned, 0, 2, 3)
+    assert calls == [tuple(range(10))]
+
+
 def test_solutions_stand_alone_or_need_the_library():
     cpp, *_ = of_kind(flashinfer_files(cpu_library()), "solutions")
     assert cpp["spec"]["dependencies"] == ["made_kernels"]
@@ -108,7 +176,7 @@ def test_solutions_stand_alone_or_need_the_library():
 @pytest.mark.skipif(
     not PYTHON, reason="KAGENT_TEST_FLASHINFER names no Python with flashinfer-bench"
 )
-@pytest.mark.parametrize("made", [cpu_library, gpu_library])
+@pytest.mark.parametrize("made", [cpu_library, gpu_library, in_place_library])
 def test_the_package_reads_it_as_a_trace_set(made, tmp_path):
     for path, text in flashinfer_files(made()).items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +185,7 @@ def test_the_package_reads_it_as_a_trace_set(made, tmp_path):
 import sys
 from flashinfer_bench.data import TraceSet
 found = TraceSet.from_path(sys.argv[1])
-assert len(found.definitions) == 2, found.definitions
+assert len(found.definitions) == int(sys.argv[2]), found.definitions
 for name, definition in found.definitions.items():
     assert found.solutions[name]
     for trace in found.traces[name] + found.workloads[name]:
@@ -127,7 +195,8 @@ for name, definition in found.definitions.items():
         assert len(shapes) == len(definition.inputs)
 print(found.summary()["passed"])
 """
-    command = [PYTHON, "-c", code, str(tmp_path / "flashinfer_bench")]
+    count = str(len(list(tmp_path.glob("flashinfer_bench/definitions/*/*.json"))))
+    command = [PYTHON, "-c", code, str(tmp_path / "flashinfer_bench"), count]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) >= 6
+    assert int(done.stdout) == len(of_kind(flashinfer_files(made()), "traces"))

@@ -33,7 +33,7 @@ def normal(
         for start in range(0, count, drawn):
             whole[start : start + drawn] = x[: count - start]
         x = whole
-    return x.reshape(*shape)
+    return x.reshape(shape)
 
 
 def uniform(
@@ -45,7 +45,7 @@ def uniform(
     device: torch.device,
 ) -> torch.Tensor:
     """Values that lie evenly between two."""
-    x = torch.empty(*shape, dtype=torch.float32, device=device)
+    x = torch.empty(shape, dtype=torch.float32, device=device)
     return x.uniform_(low, high, generator=generator).to(dtype)
 
 

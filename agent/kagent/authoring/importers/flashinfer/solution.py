@@ -45,7 +45,9 @@ def candidate_of(solution: Solution, task: Task) -> str:
     own = _exported(files, path)
     if own is not None:  # its entry has the exported task's name
         source, called = own
-        return source if called == task.entry else source + _entry(name, task, called, writes=False)
+        if called == task.entry:
+            return source
+        return source + _exported_entry(name, task, called, files[path])
     source = _in_one_file(name, files, path)
     names = {n.name for n in ast.parse(source).body if isinstance(n, ast.FunctionDef)}
     if function not in names:
@@ -74,6 +76,29 @@ def _exported(files: Mapping[str, str], path: str) -> tuple[str, str] | None:
             if tunables is not None and known >= set(config) and called:
                 return tunables.rewrite(config), called[-1]
     return None
+
+
+def _exported_entry(name: str, task: Task, called: str, main: str) -> str:
+    """The entry of an exported solution under the task's name.
+
+    Arguments that it writes and returns are copied first: they are results of a definition, and
+    inputs of its task stay as they are.
+    """
+    (run,) = (n for n in ast.parse(main).body if isinstance(n, ast.FunctionDef))
+    (back,) = (n.value for n in ast.walk(run) if isinstance(n, ast.Return))
+    parts = back.elts if isinstance(back, ast.Tuple) else [back]
+    written = {n.id for n in parts if isinstance(n, ast.Name)}
+    if not written:
+        return _entry(name, task, called, writes=False)
+    run.name = "_as_exported"
+    given = [a.name for a in task.arguments]
+    own = [a.arg for a in run.args.args]
+    values = [f"{g}.clone()" if o in written else g for g, o in zip(given, own, strict=True)]
+    text = ast.unparse(run).replace("kernel.", "")
+    return (
+        f"\n\n{text}\n\n\n"
+        f"def {task.entry}({', '.join(given)}):\n    return {run.name}({', '.join(values)})\n"
+    )
 
 
 def _in_one_file(name: str, files: Mapping[str, str], path: str) -> str:

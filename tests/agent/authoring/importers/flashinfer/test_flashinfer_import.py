@@ -54,6 +54,17 @@ def test_offsets_pages_and_lengths_are_valid_in_every_case(tmp_path):
         assert bool((pages == 0).any()) == (case.inputs == "empty")
 
 
+def test_tensors_of_one_element_are_drawn(tmp_path):
+    definition = norm()
+    for name in ("weight", "q_scale"):
+        definition["inputs"][name] = {"shape": [], "dtype": "float32"}
+    definition["reference"] = "def run(x, weight, eps, q_scale):\n    return x * weight * q_scale\n"
+    task, _ = imported(tmp_path, definition)
+    t = drawn(task, task.cpu.check[0])
+    assert t["weight"].shape == t["q_scale"].shape == ()
+    assert 0.02 <= float(t["q_scale"]) <= 0.1
+
+
 @pytest.mark.parametrize(("axis", "size"), [("batch_size", 5), ("len_indptr", 6)])
 def test_lengths_of_last_pages_fit_offsets_of_any_length(tmp_path, axis, size):
     definition = paged(constraints=["num_kv_indices == kv_indptr[-1].item()"])

@@ -1,3 +1,4 @@
+import importlib.util
 import json
 import re
 
@@ -11,7 +12,7 @@ from kagent.authoring.importers.flashinfer.task import import_definition
 from kagent.export.flashinfer import flashinfer_files
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.errors import UserError
-from synthetic_library import cpu_library, gpu_library
+from synthetic_library import SEEDS, cpu_library, gpu_library, in_place_library
 from test_exchange import solution
 
 
@@ -92,6 +93,40 @@ def test_what_kagent_exported_comes_back_with_its_configuration(task):
         assert f"def {entry}(" in source
         for name, value in eval(config).items():
             assert f"{name} = {value}" in source
+
+
+@pytest.mark.parametrize("defined", [False, True])
+def test_an_exported_step_writes_in_place_and_for_its_definition_copies(tmp_path, defined):
+    def fits(path, folder):
+        return f"/{folder}/" in path and "float32" in path
+
+    files = flashinfer_files(in_place_library(kind="gpu"))
+    (one,) = (json.loads(t) for p, t in files.items() if fits(p, "solutions"))
+    (definition,) = (json.loads(t) for p, t in files.items() if fits(p, "definitions"))
+    step = load_task(SEEDS / "adamw")
+    if defined:
+        path = write(tmp_path, definition)
+        step = load_task(import_definition(path, None, tmp_path).folder)
+    path = tmp_path / "candidate.py"  # Triton takes functions of files alone
+    path.write_text(candidate_of(Solution.model_validate(one), step))
+    spec = importlib.util.spec_from_file_location("exported_step", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    tensors = [torch.full((2, 8), float(i)) for i in range(4)]
+
+    def adamw(param, grad, exp_avg, exp_avg_sq, *numbers):
+        assert len(numbers) == 6
+        for t in (param, exp_avg, exp_avg_sq):
+            t.add_(10.0)
+
+    module.adamw = adamw
+    found = getattr(module, step.entry)(*tensors, *range(6))
+    now = [float(t[0, 0]) for t in tensors]
+    if defined:
+        assert now == [0.0, 1.0, 2.0, 3.0]
+        assert [float(t[0, 0]) for t in found] == [10.0, 12.0, 13.0]
+    else:
+        assert now == [10.0, 1.0, 12.0, 13.0]
 
 
 def test_the_command_takes_a_solution_with_its_definition(tmp_path, monkeypatch, capsys):
