@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kagent_sandbox.data.kind import Kind
     from kagent_sandbox.data.task import Task
 
-VERSION = 4
+VERSION = 5
 """Version of what is checked: part of the cache's key."""
 LIMIT_S = 3600.0
 """CPU time that a check may take: a quarter of an hour of four cores, or more of fewer."""
@@ -46,8 +46,8 @@ class TaskCheck:
         skipped: Names of check cases that are too large for the device that stands in.
         wrong: Number of wrong results that were held against the task's tolerance.
         holes: What of them passes every check case, a line each; but for `excused`.
-        eager_eps: The largest error of `eager`, in machine epsilons of the result or the inputs,
-            whichever are coarser.
+        eager_eps: The largest error of `eager`, in machine epsilons of the result, the inputs or
+            the TF32 that it may compute in, whichever are coarser.
         seconds: Time that the check took.
         without_effect: Operations that the task declares to change nothing, and that did not in
             any case, with the reason: a line each.

@@ -32,7 +32,7 @@ from kagent_sandbox.device.plan_ops import dtype_of
 from kagent_sandbox.device.traits import InputPolicy
 from kagent_sandbox.errors import DeviceFull, TaskError
 from kagent_sandbox.judge.check import numerics
-from kagent_sandbox.judge.check.flop_counts import product_counter
+from kagent_sandbox.judge.check.flop_counts import may_use_tf32, product_counter
 from kagent_sandbox.judge.check.inputs import YARDSTICKS, InputSampler, NotAcceptable
 from kagent_sandbox.judge.check.omissions import Omission, OmissionRecorder, Omitter
 from kagent_sandbox.judge.check.shape_gaps import find_gaps
@@ -56,8 +56,12 @@ MOST_WORK = 5e8
 results are tried on.
 """
 MOST_EAGER_EPS = 1024.0
-"""Most machine epsilons that `eager` may err by, of the result's dtype or the inputs', whichever
-are coarser; and never more than `numerics.MOST_TORCH_ERROR`."""
+"""Most machine epsilons that `eager` may err by, of the result's dtype, the inputs' or TF32 where a
+GPU computes in it, whichever are coarser; and never more than `numerics.MOST_TORCH_ERROR`."""
+TF32_EPS = 2.0**-10
+"""Of the operands of float32 convolutions on a GPU, which torch rounds so unless it is told not to,
+and of products where it is told to.
+"""
 BYTES_SLACK = 1.05
 FLOPS_FACTOR = 100.0
 """Largest factor between `flops` and what eager does: it is an estimate, of another algorithm."""
@@ -143,7 +147,7 @@ def _check_undeclared(task: Task, kind: Kind, device: torch.device) -> TaskCheck
     stands_in = kind == "gpu" and device.type == "cpu"
     most = MOST_WORK if stands_in else math.inf
     sampler = InputSampler(task, device, InputPolicy(pool=YARDSTICKS))
-    checker = _CaseChecker(task, sampler)
+    checker = _CaseChecker(task, sampler, kind)
     computed = [c for c in checked if _work(task, c) <= most]
     for case in computed:
         checker.check(case)
@@ -282,16 +286,18 @@ def _check_experts(task: Task) -> None:
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up the elements that operations give."""
+    """Adds up the elements that operations give, and knows whether a GPU computes one in TF32."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.elements = 0
+        self.tf32 = False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         """Run the operation, and count its results."""
+        self.tf32 = self.tf32 or may_use_tf32(func, args)
         out = func(*args, **(kwargs or {}))
         for each in out if isinstance(out, tuple | list) else (out,):
             self.elements += each.numel() if isinstance(each, torch.Tensor) else 0
@@ -304,6 +310,7 @@ class _CaseChecker:
 
     task: Task
     sampler: InputSampler
+    kind: Kind
     eager_eps: float = 0.0
     _overflow: TaskError | None = None
     _finite: bool = False  # eager was, in a case
@@ -332,7 +339,7 @@ class _CaseChecker:
         accepted, _ = self.sampler.accepted(input_set, outputs)
         (found,) = self.sampler.valid_parts(input_set, accepted)
         for result, out, ref in zip(self.task.compared, found, expected, strict=True):
-            self._check_eager(case, result, out, ref)
+            self._check_eager(case, result, out, ref, tf32=operations.tf32)
         del outputs, accepted, found, out
         if not (self._rounds or self._rounded):
             self._note_rounding(input_set, results)
@@ -487,7 +494,7 @@ class _CaseChecker:
                 raise self._error("reference", case, text)
 
     def _check_eager(
-        self, case: Case, result: ResultSpec, out: torch.Tensor, ref: torch.Tensor
+        self, case: Case, result: ResultSpec, out: torch.Tensor, ref: torch.Tensor, *, tf32: bool
     ) -> None:
         declared = dtype_of(self.task.dtype(result.dtype, case))
         if out.dtype != declared:
@@ -515,6 +522,8 @@ class _CaseChecker:
         self._finite = True
         self._rounds |= errors.row > 0
         eps = max(map(numerics.epsilon, dtypes))
+        if tf32 and self.kind == "gpu":
+            eps = max(eps, TF32_EPS)
         most = min(MOST_EAGER_EPS * eps, numerics.MOST_TORCH_ERROR)
         if errors.row > most:
             raise self._error(

@@ -15,7 +15,7 @@ from kagent_sandbox.device.table import find_device
 from kagent_sandbox.errors import TaskError
 from kagent_sandbox.judge import task_check
 from kagent_sandbox.judge.check import shape_gaps
-from kagent_sandbox.judge.check.flop_counts import product_counter
+from kagent_sandbox.judge.check.flop_counts import may_use_tf32, product_counter
 from kagent_sandbox.judge.check.omissions import OmissionRecorder
 from kagent_sandbox.judge.check.shape_gaps import find_gaps
 from kagent_sandbox.judge.check.task_checker import check
@@ -105,6 +105,56 @@ def test_shapes_that_break_a_constraint_are_no_hole(tmp_path, constraint):
     count, gaps = find_gaps(load_task(tmp_path), "cpu")
     assert count > 20
     assert gaps == []
+
+
+ROUNDED = """
+def rounded(t):
+    return (t.view(torch.int32) & -(1 << 13)).view(torch.float32)
+
+def times_two(x):
+    return torch.nn.functional.conv1d(x[:, None], x.new_full((1, 1, 1), 2))[:, 0]
+
+def eager(*, x):
+    return %s
+"""
+"""A stand-in for TF32: the low bits of float32 inputs are cleared."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "eager", "accepted"),
+    [
+        ("gpu", "times_two(rounded(x))", True),
+        ("gpu", "2 * rounded(x)", False),
+        ("gpu", "(2 * torch.eye(len(x))) @ rounded(x)", False),
+        ("gpu", "times_two(x.double()).float() * rounded(x) / x", False),
+        ("cpu", "times_two(rounded(x))", False),
+    ],
+)
+def test_convolutions_on_a_gpu_may_round_to_tf32(tmp_path, kind, eager, accepted):
+    write_task(tmp_path)
+    (tmp_path / "task.toml").write_text(EVERYWHERE)
+    before = "def eager(*, x):\n    return x * 2\n"
+    assert before in REFERENCE
+    (tmp_path / "reference.py").write_text(REFERENCE.replace(before, ROUNDED % eager))
+    task = load_task(tmp_path)
+    if accepted:
+        assert 0.05 < check(task, kind, CPU).eager_eps < 1
+    else:
+        with pytest.raises(TaskError, match=r"eager: .* machine epsilons, expected 1024 at most"):
+            check(task, kind, CPU)
+
+
+def test_products_may_round_to_tf32_where_torch_is_told_so():
+    x = torch.ones(4, 4)
+    mm = torch.ops.aten.mm.default
+    assert not may_use_tf32(mm, (x, x))
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert may_use_tf32(mm, (x, x))
+        assert not may_use_tf32(mm, (x.double(), x.double()))
+        assert not may_use_tf32(torch.ops.aten.add.Tensor, (x, x))
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 def test_a_range_of_shapes_that_meet_the_constraints_is_a_hole(tmp_path, monkeypatch):
