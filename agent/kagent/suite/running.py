@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import threading
 import time
 from collections import Counter
@@ -54,6 +55,7 @@ OVERLAP = 2
 _WORKER = ("-m", "kagent.suite.worker")
 _MOST_REASON = 300  # characters
 _IMPORT = "import"
+_NO_MEMORY = re.compile(r"OutOfMemoryError|out of memory", re.IGNORECASE)
 
 Say = Callable[[str], None]
 
@@ -231,7 +233,9 @@ class SuiteRunner:
                 else:
                     self._note(problem, **found)
                     self.finished(problem)
-                self._failures[slot.device] = (self._failures[slot.device] + 1) * failed
+                # Memory that others hold says nothing about the machine.
+                if not (failed and beside and _NO_MEMORY.search(str(found["reason"]))):
+                    self._failures[slot.device] = (self._failures[slot.device] + 1) * failed
                 self._require_machine(self._failures[slot.device], most, found.get("reason", ""))
 
     def _next(self, slot: Slot, left: list[Problem]) -> Problem | None:

@@ -294,6 +294,12 @@ def test_a_machine_that_fails_at_all_that_is_at_once_ends_the_suite(at_once):
     assert made.suite.left
 
 
+def test_any_number_that_lack_memory_beside_others_ends_no_suite(at_once):
+    made = at_once("tell(error='eager: OutOfMemoryError: CUDA', step='machine')", *"abcdef")
+    made.run()
+    assert not made.suite.left
+
+
 def test_ctrl_c_stops_all_that_is_at_once_and_all_goes_on(at_once, tmp_path):
     made = at_once(
         """
