@@ -121,6 +121,8 @@ class _News:
                 return data["id"] in self.accepted
             case "timed":  # before its verdict, which is refused where there is one already
                 return data["id"] >= self._judged and data["id"] not in self.left_out
+            case "profiled":
+                return data["candidate"] not in self.left_out
             case "prompted" | "call":
                 return data["ask"] in self.asks
             case "machine":

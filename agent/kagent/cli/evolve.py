@@ -113,6 +113,14 @@ def evolve(
             show_default=False,
         ),
     ] = None,
+    profile: Annotated[
+        bool | None,
+        typer.Option(
+            "--profile/--no-profile",
+            help="Take ncu's counters of each incumbent on a GPU, where ncu works (on).",
+            show_default=False,
+        ),
+    ] = None,
     memory: MemoryOption = None,
     runs: RunsOption = None,
     resume: Annotated[
@@ -166,6 +174,7 @@ def evolve(
         max_time=max_time,
         stop_at=stop_at,
         early_stop=early_stop,
+        profile=profile,
         memory=memory,
         runs=runs,
         on=on,

@@ -206,17 +206,17 @@ def profile(
     """Say what a GPU candidate's kernels do: occupancy and waves, and counters where ncu is."""
     from kagent_sandbox.data.verdict import Passed
 
+    from kagent.evolve import profile as profiling
     from kagent.evolve.stored_run import todays_task
     from kagent.prompting.hardware import hardware
-    from kagent.prompting.profiles import to_event
     from kagent.prompting.run_facts import run_facts_of
     from kagent.review import artifacts
-    from kagent.review import profile as profiling
-    from kagent.review.profile_view import profile_view
     from kagent.review.summary import winner_of
     from kagent.runs.lineage import find_candidate
     from kagent.runs.manifest import find_run
+    from kagent.runs.profiles import to_event
     from kagent.runs.store import RunStore
+    from kagent.ui.profile_view import profile_view
 
     config = load_config(jobs=jobs, isolation=isolation, runs=folder)
     isolate(isolation)
@@ -232,9 +232,9 @@ def profile(
         shown = winner_of(history) if candidate is None else find_candidate(lineage, candidate)
         if shown is None or not isinstance(shown.verdict, Passed):
             raise UserError(f"{found}: name a candidate that passed")
-        cases = [t.case for t in sorted(shown.verdict.timings, key=lambda t: t.roofline_share)]
+        cases = sorted(t.case for t in shown.verdict.timings)
         if case is not None and case not in cases:
-            raise UserError(f"no benchmark case {case!r}: there are {', '.join(sorted(cases))}")
+            raise UserError(f"no benchmark case {case!r}: there are {', '.join(cases)}")
         task = todays_task(found, manifest)  # nothing is compared
         with status(quiet=json_) as say:
             say("building")
@@ -242,7 +242,8 @@ def profile(
             say("profiling")
             here = run_facts_of(manifest, history)
             device = hardware(manifest.target, here.device, here.ceilings)
-            result = profiling.profile(shown, task, case or cases[0], built, device)
+            chosen = case or profiling.worst_case(shown)
+            result = profiling.profile(shown, task, chosen, built, device)
     _keep(store, "profiled", to_event(result))
     if json_:
         print_json(to_event(result))

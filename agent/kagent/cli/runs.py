@@ -70,6 +70,7 @@ def show(
     """Show a run, or one of its candidates."""
     from kagent.runs.lineage import find_candidate
     from kagent.runs.manifest import find_run
+    from kagent.runs.profiles import stored_profiles
     from kagent.runs.store import read_history
     from kagent.ui import candidate_view, end_of_run, run_view
 
@@ -86,9 +87,11 @@ def show(
         if wanted:
             _show_text(store, found, wanted[0], load_config(jobs=jobs).jobs)
         elif json_:
-            print_json(candidate_view.candidate_json(lineage, found))
+            print_json(
+                candidate_view.candidate_json(lineage, found, stored_profiles(history).values())
+            )
         else:
-            out.print(candidate_view.candidate_view(store, lineage, found))
+            out.print(candidate_view.candidate_view(store, history, found))
         return
     if json_:
         print_json(run_view.run_json(store, history))

@@ -135,6 +135,9 @@ class Config(BaseSettings):
     )
     max_tokens: int | None = Field(None, gt=0, description="tokens that the run may use")
     early_stop: bool = Field(True, description="end the search when there is nothing left to gain")
+    profile: bool = Field(
+        True, description="take ncu's counters of each incumbent, where ncu is and works"
+    )
     memory: bool = Field(
         True, description="start from kernels of earlier runs of related tasks, and keep this run's"
     )

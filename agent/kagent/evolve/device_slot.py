@@ -23,6 +23,7 @@ class DeviceSlot:
         self._building = 0
         self._taken = False  # by a check or a timing
         self._hushed = 0  # timings that run or wait, where builds must make room
+        self._waiting = 0  # checks and timings that want the device
         self._changed = asyncio.Condition()
 
     @asynccontextmanager
@@ -53,13 +54,30 @@ class DeviceSlot:
             yield
 
     @asynccontextmanager
+    async def spare(self) -> AsyncIterator[None]:
+        """The device, once no check or timing wants it. Those that come later wait."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._taken and not self._waiting)
+            self._taken = True
+        try:
+            yield
+        finally:
+            self._taken = False
+            async with self._changed:
+                self._changed.notify_all()
+
+    @asynccontextmanager
     async def _take(self, *, quiet: bool) -> AsyncIterator[None]:
         self._hushed += quiet
         try:
             async with self._changed:
-                await self._changed.wait_for(
-                    lambda: not self._taken and not (self._building if quiet else self._hushed)
-                )
+                self._waiting += 1
+                try:
+                    await self._changed.wait_for(
+                        lambda: not self._taken and not (self._building if quiet else self._hushed)
+                    )
+                finally:
+                    self._waiting -= 1
                 self._taken = True
             try:
                 yield

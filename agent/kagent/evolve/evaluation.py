@@ -229,6 +229,11 @@ class Evaluator:
         self._store.append("baselines", found)
 
     @property
+    def slot(self) -> DeviceSlot:
+        """Turns on the device of the run's own judge."""
+        return self._slot
+
+    @property
     def judges(self) -> int:
         """Judges that candidates go to."""
         return self._pool.count

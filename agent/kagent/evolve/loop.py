@@ -34,6 +34,7 @@ from kagent_sandbox.data.verdict import Rejected
 
 from kagent.evolve.ask_queue import AskQueue
 from kagent.evolve.evaluation import Evaluation, Evaluator
+from kagent.evolve.incumbent_profiles import IncumbentProfiles
 from kagent.evolve.machine import Machine, contender
 from kagent.evolve.phases import PhaseClock
 from kagent.evolve.remembering import SeedText
@@ -55,6 +56,7 @@ from kagent.runs.events import (
 )
 from kagent.runs.final_race import FinalRace, choose_finalists, winner
 from kagent.runs.lineage import FREE, Lineage, Operator, Proposal, roofline_share
+from kagent.runs.profiles import Profile, stored_profiles
 from kagent.runs.source_index import SourceIndex
 from kagent.runs.store import RunStore
 from kagent.search import recombine
@@ -94,8 +96,9 @@ class Evolution:
         observe: Observer,
         limits: Limits | None = None,
         phases: PhaseClock | None = None,
+        profiles: list[Profile] | None = None,
     ) -> None:
-        """Read the store."""
+        """Read the store. Profiles of incumbents are added to `profiles`, which has the run's."""
         history = store.history()
         self.lineage: Lineage = history.lineage
         self._history = history
@@ -110,6 +113,13 @@ class Evolution:
         self._raced = list(history.race.finalists) if history.race else None
         self._known = SourceIndex([*(c.proposal for c in self.lineage), *history.pending])
         self._evaluator = Evaluator(self.lineage, self._known, store, machine, observe)
+        self._profiles = IncumbentProfiles(
+            machine.profile,
+            self._evaluator.slot,
+            store,
+            observe,
+            [*stored_profiles(history).values()] if profiles is None else profiles,
+        )
         self._queue = AskQueue(proposer, self._known, store, observe)
         self._evaluations: deque[Evaluation] = deque()
         self._ended: Stop | None = None  # why nothing more is asked, once that is so
@@ -145,6 +155,9 @@ class Evolution:
             await self._restore()
             stop = await self._search()
             self._phases.end(self.lineage.counted - (self._search_from or 0))
+            if stop is Stop.TIME:
+                await self._profiles.cancel()
+            await self._profiles.finish()
             if self._limits.race:
                 await self._race()
         except BaseException as e:
@@ -153,6 +166,7 @@ class Evolution:
             raise
         finally:
             await self._abandon()
+            await self._profiles.cancel()
             self._evaluator.close()
             self._store.stop(stop)
             self._observe(Finished(stop))
@@ -185,6 +199,7 @@ class Evolution:
 
     async def _search(self) -> Stop:
         while True:
+            self._profile_incumbent()
             stop = self._ended or self._reason_to_stop()
             if (stop is None or stop in ENDS_WITH_JOINING) and self._join():
                 continue
@@ -199,6 +214,17 @@ class Evolution:
                 return Stop.NO_SEED
             else:
                 return stop or (Stop.EXHAUSTED if self._queue.has_proposer else Stop.ANSWERED)
+
+    def _profile_incumbent(self) -> None:
+        """Have the incumbent profiled, once the seeds are judged: each may be one for a moment."""
+        incumbent, built = self.lineage.incumbent, self._evaluator.incumbent
+        if (
+            incumbent is not None
+            and built is not None
+            and built.id == str(incumbent.id)
+            and not any(f.proposal.operator is Operator.SEED for f in self._evaluations)
+        ):
+            self._profiles.want(incumbent, built.built)
 
     def _has_room(self) -> bool:
         """Whether another ask may be selected now."""

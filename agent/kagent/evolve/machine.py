@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from kagent_sandbox.data.build import BuildRequest, Built, Contender
 from kagent_sandbox.data.race import Race
@@ -15,6 +16,12 @@ from kagent_sandbox.data.verdict import CaseError, Passed, Rejected
 
 from kagent.fleet.station import Builds
 from kagent.runs.lineage import Candidate
+from kagent.runs.profiles import Profile
+
+TakesProfile: TypeAlias = Callable[[Candidate, Built, threading.Event], Profile | None]
+"""Profiles a candidate on the device, in a turn on it; ends early once the event is set. None: the
+profiler did not work before, and is not tried again.
+"""
 
 
 class CandidateJudge(Protocol):
@@ -80,6 +87,7 @@ class Machine:
     """Measures what further judges need, says what it does, and returns those whose devices are
     like the first one's."""
     moves: bool = False  # a judge that is lost may come back on another device
+    profile: TakesProfile | None = None  # for incumbents; None: there is no device for that here
 
 
 def contender(candidate: Candidate, built: Built) -> Contender:

@@ -17,6 +17,7 @@ from kagent_sandbox.data.task import Task, draw_hidden
 from kagent_sandbox.device.table import find_device
 
 from kagent.config.settings import Config
+from kagent.evolve.incumbent_profiles import profiling
 from kagent.evolve.machine import Machine, Unit
 from kagent.evolve.units import like_the_first, unit_names
 from kagent.fleet.fleet import LOCAL, fleet_of
@@ -125,6 +126,7 @@ def open_machine(
             unit=names[0],
             others=others if further else None,
             moves=config.on != LOCAL and bool(facts.unit),
+            profile=profiling(task, kind, config, facts),
         )
         yield machine, facts, environment
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kagent_sandbox.data.kind import Kind
@@ -19,6 +19,7 @@ from kagent.runs.events import Observer
 from kagent.runs.history import History
 from kagent.runs.lineage import Operator
 from kagent.runs.manifest import find_run
+from kagent.runs.profiles import Profile
 from kagent.runs.store import RunStore
 from kagent.search.tuner import Tuner
 
@@ -129,9 +130,15 @@ def check_prompts(config: Config) -> None:
 
 
 async def open_proposer(
-    config: Config, task: Task, store: RunStore, observe: Observer, stack: AsyncExitStack
+    config: Config,
+    task: Task,
+    store: RunStore,
+    observe: Observer,
+    stack: AsyncExitStack,
+    profiles: Sequence[Profile] | None = None,
 ) -> Proposer:
-    """The proposer of a run; what it opened is closed with the stack.
+    """The proposer of a run; what it opened is closed with the stack. Prompts have the profiles
+    that `profiles` holds when they are written; None: those that are stored by the first one.
 
     Raises:
         RunError: The recorded run cannot be read.
@@ -154,7 +161,7 @@ async def open_proposer(
     )
     return ModelProposer(
         models,
-        prompt_writer(task, store, config.prompts),
+        prompt_writer(task, store, config.prompts, profiles),
         store.call,
         spend_limit,
         observe,
@@ -163,8 +170,12 @@ async def open_proposer(
     )
 
 
-def prompt_writer(task: Task, store: RunStore, folder: Path | None) -> Callable[[Ask], Prompt]:
-    """Renders asks with what the run has measured by the time of the first one."""
+def prompt_writer(
+    task: Task, store: RunStore, folder: Path | None, profiles: Sequence[Profile] | None = None
+) -> Callable[[Ask], Prompt]:
+    """Renders asks with what the run has measured by the time of the first one, and with what
+    `profiles` holds by its own.
+    """
     from kagent.prompting import Prompter, run_facts_of
 
     prompter: Prompter | None = None
@@ -173,6 +184,8 @@ def prompt_writer(task: Task, store: RunStore, folder: Path | None) -> Callable[
         nonlocal prompter
         if prompter is None:
             run_facts = run_facts_of(store.manifest, store.history())
+            if profiles is not None:
+                run_facts = replace(run_facts, profiles=profiles)
             setting = ask.setting
             prompter = Prompter(task, setting.kind, setting.target, run_facts, folder)
         return prompter.write(ask)

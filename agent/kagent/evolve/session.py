@@ -52,6 +52,7 @@ from kagent.runs.events import Observer, Phase, Progress, Stop, progress_to
 from kagent.runs.files import clear_errors
 from kagent.runs.history import History
 from kagent.runs.manifest import Manifest, read_manifest
+from kagent.runs.profiles import stored_profiles
 from kagent.runs.store import RunStore
 from kagent.search.tuner import Tuner
 from kagent.tasks import find_task, refusal_of, seeds_of
@@ -152,11 +153,13 @@ def evolve(
             race=race,
         )
 
+        profiles = [*stored_profiles(past).values()]  # grows as incumbents are profiled
+
         async def search() -> Stop:
             async with contextlib.AsyncExitStack() as stack:
-                proposer = await open_proposer(config, task, store, observe, stack)
+                proposer = await open_proposer(config, task, store, observe, stack, profiles)
                 evolution = Evolution(
-                    setting, seeds, store, machine, proposer, observe, limits, phases
+                    setting, seeds, store, machine, proposer, observe, limits, phases, profiles
                 )
                 return await evolution.run()
 

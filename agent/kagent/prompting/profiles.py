@@ -1,15 +1,12 @@
-"""Profiles of candidates, as data and in words. `kagent.review.profile` makes them."""
+"""Profiles of candidates in words."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kagent_sandbox.data.records import from_json, to_json
-
-from kagent.runs.history import History
+from kagent.runs.profiles import KernelProfile, Profile
 
 if TYPE_CHECKING:
     from kagent.prompting.hardware import Hardware
@@ -36,37 +33,6 @@ STALLS: Mapping[str, str] = {
     "gmma": "waiting for a warp-group product",
 }
 """Reasons for which a warp that could not issue had to wait, as ncu calls them."""
-
-
-@dataclass(frozen=True, slots=True)
-class KernelProfile:
-    """One launch of a plan. `counters` are ncu's, by metric, in µs, bytes and percent; empty
-    without it.
-    """
-
-    kernel: str
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    registers: int
-    spill_bytes: int
-    shared_bytes: int  # static and dynamic
-    blocks_per_unit: int  # resident on a multiprocessor
-    occupancy: float  # warps resident over the most that there may be, 0 to 1
-    limited_by: tuple[str, ...]
-    waves: float  # blocks over those that run at once
-    load_bytes: Mapping[str, int]  # global load instructions by width
-    counters: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """A candidate on one benchmark case."""
-
-    candidate: int
-    case: str
-    device: str
-    kernels: tuple[KernelProfile, ...]
-    why_static: str = ""  # why there are no counters
 
 
 def in_words(kernel: KernelProfile, hardware: Hardware) -> list[str]:
@@ -119,14 +85,10 @@ def _measured_words(kernel: KernelProfile, hardware: Hardware) -> Iterator[str]:
         yield f"{conflicts:,.0f} bank conflicts in shared memory"
 
 
-def to_event(profile: Profile) -> Mapping[str, object]:
-    """Return the profile as it is stored."""
-    stored = to_json(profile)
-    assert isinstance(stored, dict)
-    return stored
-
-
-def stored_profiles(history: History) -> dict[tuple[int, str], Profile]:
-    """The last profile of each candidate and case of a run."""
-    found = (from_json(Profile, e.data) for e in history.events if e.kind == "profiled")
-    return {(p.candidate, p.case): p for p in found}
+def profile_lines(profile: Profile, hardware: Hardware) -> list[str]:
+    """A profile in plain lines: the case, then each launch."""
+    without = f", without counters: {profile.why_static}" if profile.why_static else ""
+    lines = [f"on {profile.case}, {profile.device}{without}"]
+    for kernel in profile.kernels:
+        lines += [f"  {kernel.kernel}", *(f"    {line}" for line in in_words(kernel, hardware))]
+    return lines

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,21 +10,21 @@ from kagent_sandbox.data.device import Ceilings, DeviceFacts
 from kagent_sandbox.data.records import RecordError, from_json
 from kagent_sandbox.errors import RunError
 
-from kagent.prompting.profiles import Profile, stored_profiles
 from kagent.runs.history import History
 from kagent.runs.manifest import Manifest
+from kagent.runs.profiles import Profile, stored_profiles
 
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """Facts of a run that stay the same for all of its prompts."""
+    """Facts of a run that stay the same for all of its prompts, but for profiles, which grow."""
 
     device: DeviceFacts | None = None  # None: nobody has asked a device yet
     ceilings: Ceilings | None = None
     baselines: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """µs by visible benchmark case and baseline; empty where none was measured."""
     lang: str = "any"  # the run's --lang: what kernels may be written in
-    profiles: tuple[Profile, ...] = ()  # results of `kagent profile`, the last of each case
+    profiles: Sequence[Profile] = ()  # of candidates; the last of each case
 
 
 def run_facts_of(manifest: Manifest, history: History) -> RunFacts:

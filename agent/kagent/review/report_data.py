@@ -20,6 +20,7 @@ from kagent.runs.final_race import FinalRace
 from kagent.runs.history import History
 from kagent.runs.lineage import Candidate, Lineage, Speed, roofline_share
 from kagent.runs.manifest import Manifest
+from kagent.runs.profiles import stored_profiles
 from kagent.runs.selftest_record import told as selftest_told
 from kagent.text import config_text, kernel_label, loop_lines, remark_lines
 from kagent.ui.live import outcome, speed_text, spent_text
@@ -35,10 +36,13 @@ def page_data(manifest: Manifest, history: History) -> Json:
     lineage, lines = history.lineage, Lines()
     sources = {c.id: lines.add(c.proposal.source) for c in lineage}
     winner = winner_of(history)
+    profiles = _profiles(manifest, history)
     data: Json = {
         "matrix": manifest.matrix,
         "path": [c.id for c in lineage.path(winner.id)] if winner else [],
-        "candidates": [_candidate(lineage, c, sources) for c in lineage],
+        "candidates": [
+            {**_candidate(lineage, c, sources), "profile": profiles.get(c.id, [])} for c in lineage
+        ],
         "lines": lines.html,
     }
     return {k: shown(v) for k, v in data.items()}
@@ -101,6 +105,23 @@ def _candidate(lineage: Lineage, c: Candidate, sources: Mapping[int, list[int]])
             "tolerance": max((e.share_of_tolerance for e in verdict.errors), default=None),
         }
     return data
+
+
+def _profiles(manifest: Manifest, history: History) -> Mapping[int, list[str]]:
+    """Lines of each candidate that was profiled."""
+    stored = stored_profiles(history)
+    if not stored:
+        return {}
+    from kagent.prompting import run_facts_of  # few runs have profiles
+    from kagent.prompting.hardware import hardware
+    from kagent.prompting.profiles import profile_lines
+
+    facts = run_facts_of(manifest, history)
+    device = hardware(manifest.target, facts.device, facts.ceilings)
+    found: dict[int, list[str]] = {}
+    for (number, _), profile in stored.items():
+        found.setdefault(number, []).extend(profile_lines(profile, device))
+    return found
 
 
 def _timing(verdict: Passed, t: CaseTiming, speed: Speed | None) -> Json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from kagent_sandbox.data.language import reports_resources
 from kagent_sandbox.data.records import to_json
@@ -14,7 +14,9 @@ from rich.console import Group, RenderableType
 from rich.syntax import Syntax
 from rich.text import Text
 
+from kagent.runs.history import History
 from kagent.runs.lineage import Candidate, Lineage, Origin, roofline_share
+from kagent.runs.profiles import Profile, stored_profiles
 from kagent.runs.store import RunStore
 from kagent.text import config_text, human_bytes, kernel_label, widths_text
 from kagent.ui.live import outcome, speed_text
@@ -24,9 +26,15 @@ from kagent.ui.tables import disturbed_text, errors_table, rejected_text
 
 
 def candidate_json(
-    lineage: Lineage, candidate: Candidate, *, source: bool = True
+    lineage: Lineage,
+    candidate: Candidate,
+    profiles: Iterable[Profile] = (),
+    *,
+    source: bool = True,
 ) -> Mapping[str, object]:
-    """A candidate; `outcome` is passed or rejected, `gain` its speed-up over its first parent."""
+    """A candidate; `outcome` is passed or rejected, `gain` its speed-up over its first parent,
+    `profiles` those of `profiles` that are its own.
+    """
     proposal = dict(_mapping(to_json(candidate.proposal)))
     if not source:
         proposal.pop("source")
@@ -37,6 +45,7 @@ def candidate_json(
         "duplicate_of": candidate.duplicate_of,
         "verdict": to_json(candidate.verdict),
         "facts": to_json(candidate.facts) if candidate.facts else None,
+        "profiles": [to_json(p) for p in profiles if p.candidate == candidate.id],
     }
 
 
@@ -87,11 +96,13 @@ def timing_table(candidate: Candidate, *, matrix: bool) -> RenderableType:
     return Group(table, *notes)
 
 
-def candidate_view(store: RunStore, lineage: Lineage, candidate: Candidate) -> RenderableType:
-    """Verdict, cases, errors, resources, and what was changed in the first parent's source.
+def candidate_view(store: RunStore, history: History, candidate: Candidate) -> RenderableType:
+    """Verdict, cases, errors, resources, profiles, and what was changed in the first parent's
+    source.
 
     A candidate without a parent is shown whole.
     """
+    lineage = history.lineage
     p, verdict = candidate.proposal, candidate.verdict
     head = Text(f"#{candidate.id} {p.name}", "bold")
     if p.parents:
@@ -125,6 +136,7 @@ def candidate_view(store: RunStore, lineage: Lineage, candidate: Candidate) -> R
             parts += [Text(), resource_table(verdict)]
     if candidate.facts is not None:
         parts += compiled_texts(candidate.facts.remarks, candidate.facts.loops)
+    parts += _profile_texts(store, history, candidate)
     path = store.kernel_path(p.kernel)
     if p.parents:
         parent = lineage[p.parents[0]]
@@ -133,6 +145,21 @@ def candidate_view(store: RunStore, lineage: Lineage, candidate: Candidate) -> R
     else:
         parts += [Text(f"\n{path}", "bold"), _listing(p.source)]
     return Group(*parts)
+
+
+def _profile_texts(store: RunStore, history: History, candidate: Candidate) -> list[RenderableType]:
+    profiles = [p for p in stored_profiles(history).values() if p.candidate == candidate.id]
+    if not profiles:
+        return []
+    from kagent.prompting import run_facts_of  # few candidates have profiles
+    from kagent.prompting.hardware import hardware
+    from kagent.ui.profile_view import profile_view
+
+    facts = run_facts_of(store.manifest, history)
+    device = hardware(store.manifest.target, facts.device, facts.ceilings)
+    name = candidate.proposal.name
+    title = Text("\nprofiles: what its kernels do on the device", "bold")
+    return [title, *(profile_view(p, name, device) for p in profiles)]
 
 
 def _origin_text(origin: Origin) -> str:

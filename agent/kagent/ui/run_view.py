@@ -21,6 +21,7 @@ from kagent.runs.history import History
 from kagent.runs.ideas import effects
 from kagent.runs.lineage import Candidate, Lineage, Operator
 from kagent.runs.manifest import list_runs
+from kagent.runs.profiles import stored_profiles
 from kagent.runs.selftest_record import line as selftest_line
 from kagent.runs.store import RunStore, read_history
 from kagent.ui.candidate_view import candidate_json, timing_table
@@ -114,6 +115,7 @@ def run_json(store: RunStore, history: History) -> Mapping[str, object]:
     """Everything but the sources."""
     lineage = history.lineage
     best = lineage.incumbent
+    profiles = [*stored_profiles(history).values()]
     return {
         "run": store.folder.name,
         "manifest": to_json(store.manifest),
@@ -124,7 +126,7 @@ def run_json(store: RunStore, history: History) -> Mapping[str, object]:
         "spent": to_json(history.spent),
         "memory": to_json(history.recalled) if history.recalled is not None else None,
         "race": final_race_json(history.race) if history.race else None,
-        "candidates": [candidate_json(lineage, c, source=False) for c in lineage],
+        "candidates": [candidate_json(lineage, c, profiles, source=False) for c in lineage],
         "timed_configs": {
             str(number): [to_json(c) for c in configs]
             for number, configs in history.timed_configs.items()

@@ -45,14 +45,20 @@ class DeviceLock:
     Args:
         device: Name of the device, such as `CPU`.
         on_wait: Is told who has the device, once for each process that is waited for.
+        closed: Closes the lock, once set, as `close` does.
     """
 
-    def __init__(self, device: str, on_wait: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        device: str,
+        on_wait: Callable[[str], None] | None = None,
+        closed: threading.Event | None = None,
+    ) -> None:
         self.device = device
         self.on_wait = on_wait
         self._told: set[str] = set()
         self._own: set[str] = set()  # tickets
-        self._closed = threading.Event()
+        self._closed = closed or threading.Event()
 
     @contextlib.contextmanager
     def turn(self, mode: Mode) -> Iterator[None]:

@@ -33,6 +33,7 @@ from kagent.evolve.replayed import RecordedProposer
 from kagent.runs.events import Stop
 from kagent.runs.lineage import Operator
 from kagent.runs.manifest import identity, read_manifest
+from kagent.runs.profiles import Profile, stored_profiles, to_event
 from kagent.runs.store import RunStore
 from kagent_sandbox.data.verdict import Passed, Rejected, Status
 from kagent_sandbox.errors import RunError, UserError
@@ -139,9 +140,13 @@ def test_what_was_joined_elsewhere_gives_way_to_an_answer_that_came_here(tmp_pat
     run = start(tmp_path, joins=True)
     copy = copied(run)
     judge(copy)
+    profiles = [Profile(number, "short", "Toy 1", ()) for number in (1, 2)]
+    with RunStore.open(copy) as store:
+        store.append_all([("profiled", to_event(p)) for p in profiles])
     tell(run, (None, kernel(4)))
     merged = merge(run, copy)
     assert (merged.verdicts, merged.accepted) == ((0, 1), ())
+    assert [*stored_profiles(history_of(run)).values()] == profiles[:1]  # here 2 is the answer
     judge(run)
     lineage = history_of(run).lineage
     assert [c.proposal.operator for c in lineage][2:4] == [Operator.REWRITE, Operator.RECOMBINE]

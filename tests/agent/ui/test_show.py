@@ -71,7 +71,7 @@ def test_a_run_as_json_is_complete_and_alone_on_stdout(folder, monkeypatch, caps
 def test_every_candidate_can_be_shown(folder, monkeypatch, capsys):
     store, history = read_history(folder)
     for candidate in history.lineage:
-        text = rendered([candidate_view(store, history.lineage, candidate)], 80)
+        text = rendered([candidate_view(store, history, candidate)], 80)
         assert candidate.proposal.name in text
         assert f"kernels/{candidate.proposal.kernel}.py" in text.replace("\n", "")
         if isinstance(candidate.verdict, Rejected):
@@ -92,8 +92,8 @@ def test_what_disturbed_a_measurement_is_shown(folder):
     found = next(c for c in history.lineage if not isinstance(c.verdict, Rejected))
     noted = dataclasses.replace(found.verdict, notes=("other programs used 1.2 cores",))
     candidate = dataclasses.replace(found, verdict=noted)
-    assert "disturbed:" not in rendered([candidate_view(store, history.lineage, found)], 80)
-    text = rendered([candidate_view(store, history.lineage, candidate)], 80)
+    assert "disturbed:" not in rendered([candidate_view(store, history, found)], 80)
+    text = rendered([candidate_view(store, history, candidate)], 80)
     assert "disturbed: other programs used 1.2 cores" in text
 
 
@@ -105,7 +105,7 @@ def test_compilers_words_and_loops_are_kept_and_shown(folder):
     older = to_json(candidate.facts)
     del older["remarks"], older["loops"]
     assert from_json(Facts, older).loops == ()  # of a run before there were any
-    text = rendered([candidate_view(store, history.lineage, candidate)], 150)
+    text = rendered([candidate_view(store, history, candidate)], 150)
     assert "rows: ptxas: (C7511) wgmma" in text
     assert "rows at 0x40: 9 instructions" in text
 

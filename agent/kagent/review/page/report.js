@@ -130,6 +130,7 @@
     }
     if (c.remarks?.length) parts.push(element("p", {}, "What the compilers said:"), element("pre", { class: "message" }, c.remarks.join("\n")));
     if (c.loops?.length) parts.push(element("p", {}, "Loops of the machine code, each without the loops in it; most clocks first:"), element("pre", { class: "message" }, c.loops.join("\n")));
+    if (c.profile.length) parts.push(element("p", {}, "What its kernels do on the device:"), element("pre", { class: "message" }, c.profile.join("\n")));
     if (c.parents.length) {
       const diff = element("div", { class: "diff" });
       showDiff(diff, c);

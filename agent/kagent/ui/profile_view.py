@@ -6,7 +6,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from kagent.prompting.hardware import Hardware
-from kagent.prompting.profiles import Profile, in_words
+from kagent.prompting.profiles import in_words
+from kagent.runs.profiles import Profile
 from kagent.text import human_bytes
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kagent.prompting import profiles
+from kagent.evolve import profile
 from kagent.prompting.hardware import hardware
-from kagent.review import profile
+from kagent.prompting.profiles import in_words
+from kagent.runs import profiles
 from kagent.runs.store import read_history
 from kagent_sandbox.data.plan import Alloc, Buffer, KernelInfo, Launch, Plan, Pointer, TensorRef
 
@@ -53,7 +54,7 @@ def test_what_is_wasted_is_said():
         registers=255, spill_bytes=128, load_bytes={4: 10}, block=(256, 1, 1),
         grid=(H100.units + H100.units // 4, 1, 1),
     )  # fmt: skip
-    words = " ".join(profiles.in_words(kernel, H100))
+    words = " ".join(in_words(kernel, H100))
     assert "spills 128 bytes" in words
     assert "loads at most 4 bytes" in words
     assert "25% of the device" in words
@@ -85,7 +86,7 @@ def test_any_output_of_ncu_is_read_without_an_error(text):
 def test_counters_are_put_into_words():
     rows = [next(profile.read_csv(CSV))]
     (kernel,) = profile.with_counters([only()], rows)
-    words = profiles.in_words(kernel, H100)
+    words = in_words(kernel, H100)
     assert words[0].startswith("10.0 µs; DRAM 2.0 MB at 200 GB/s")
     assert "waiting for global or local memory 100%" in words[1]
 

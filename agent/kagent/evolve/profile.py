@@ -12,6 +12,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,13 +25,20 @@ from kagent_sandbox.data.task import Task
 from kagent_sandbox.data.verdict import Passed
 from kagent_sandbox.device.detect import has_gpu
 from kagent_sandbox.errors import MachineError
+from kagent_sandbox.process.environment import for_trusted
+from kagent_sandbox.process.process_tree import kill_tree
+from kagent_sandbox.runtime.text import printable
 
 from kagent.prompting.hardware import Hardware
-from kagent.prompting.profiles import STALL, STALLS, KernelProfile, Profile
+from kagent.prompting.profiles import STALL, STALLS
 from kagent.runs.lineage import Candidate
+from kagent.runs.profiles import KernelProfile, Profile
 from kagent.text import kernel_label
 
 NCU_LIMIT_S = 180.0
+_LOOK_S = 0.2
+"""Seconds between looks at whether ncu is still wanted."""
+_MOST_REASON = 300  # characters of what ncu says is wrong
 METRICS = (
     "gpu__time_duration.sum",
     "dram__bytes_read.sum",
@@ -89,8 +98,26 @@ def find_ncu() -> str | None:
     return next((str(p) for p in usual if p.is_file()), None)
 
 
-def counters(ncu: str, task: Task, case: str, built: Built, config: int) -> list[dict[str, float]]:
+def counters(
+    ncu: str,
+    task: Task,
+    case: str,
+    built: Built,
+    config: int,
+    *,
+    limit_s: float = NCU_LIMIT_S,
+    stopped: threading.Event | None = None,
+) -> list[dict[str, float]]:
     """Counters of ncu for each launch of a candidate's plan, in order.
+
+    Args:
+        ncu: Its path.
+        task: The task.
+        case: Name of a benchmark case.
+        built: The candidate.
+        config: Its configuration on that case.
+        limit_s: Wall clock that ncu may take.
+        stopped: Ends it early, once set.
 
     Raises:
         MachineError: ncu does not work here; the text is its own reason.
@@ -108,19 +135,49 @@ def counters(ncu: str, task: Task, case: str, built: Built, config: int) -> list
             *("--page", "raw", "--print-units", "base", "--metrics", ",".join(METRICS)),
             *(sys.executable, "-m", "kagent_sandbox.judge.profile_run", name),
         ]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, env=environment, check=False,
-                timeout=NCU_LIMIT_S,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            raise MachineError(f"ncu took longer than {NCU_LIMIT_S:.0f} s") from None
-    rows = list(read_csv(done.stdout))
+        status, out, log = _run(command, limit_s, stopped or threading.Event())
+    rows = list(read_csv(out))
     launches = len(plan.launches)
-    if done.returncode != 0 or len(rows) < launches:
-        raise MachineError(f"ncu: {_reason(done.stdout + done.stderr)}")
+    if status != 0 or len(rows) < launches:
+        raise MachineError(f"ncu: {_reason(out + log)}")
     return rows[:launches]
+
+
+def _run(command: Sequence[str], limit_s: float, stopped: threading.Event) -> tuple[int, str, str]:
+    """Exit status, output and log of ncu, which is killed with all that it started at its limit,
+    when it is no longer wanted, and with the caller's own error.
+    """
+    # No key of a model's endpoint: device code runs in there, unconfined.
+    environment = {**for_trusted(), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=log,
+            env=environment,
+            start_new_session=True,  # a Ctrl-C at the terminal is the caller's to handle
+        )
+        end = time.monotonic() + limit_s
+        try:
+            while True:
+                try:
+                    status = process.wait(_LOOK_S)
+                    break
+                except subprocess.TimeoutExpired:
+                    if stopped.is_set():
+                        raise MachineError("ncu was ended: nobody waits for it") from None
+                    if time.monotonic() >= end:
+                        raise MachineError(f"ncu took longer than {limit_s:g} s") from None
+        except BaseException:
+            kill_tree(process.pid)
+            process.wait()
+            raise
+        texts = []
+        for file in (out, log):
+            file.seek(0)
+            texts.append(file.read().decode(errors="replace"))
+        return status, texts[0], texts[1]
 
 
 def read_csv(text: str) -> Iterator[dict[str, float]]:
@@ -138,9 +195,11 @@ def read_csv(text: str) -> Iterator[dict[str, float]]:
         for name, unit, value in zip(names, units, row, strict=False):
             if name in METRICS:
                 try:
-                    found[name] = float(value.replace(",", "")) * _SCALE.get(unit, 1.0)
+                    number = float(value.replace(",", "")) * _SCALE.get(unit, 1.0)
                 except ValueError:
                     continue  # n/a: the device has no such counter
+                if math.isfinite(number):  # JSON has no nan, which ratios over nothing are
+                    found[name] = number
         yield found
 
 
@@ -149,7 +208,8 @@ def _reason(output: str) -> str:
     errors = re.findall(r"==(?:ERROR|PROF|WARNING)== (.*)", output)
     marked = re.findall(r"==ERROR== (.*)", output)
     last = [line for line in output.strip().splitlines() if line.strip()][-1:]
-    return str((marked or errors or last or ["it ended without output"])[0])
+    said = str((marked or errors or last or ["it ended without output"])[0])
+    return printable(said.strip())[:_MOST_REASON]  # device code prints into the same output
 
 
 def with_counters(
@@ -159,8 +219,23 @@ def with_counters(
     return tuple(replace(k, counters=dict(r)) for k, r in zip(kernels, rows, strict=True))
 
 
+def worst_case(candidate: Candidate) -> str:
+    """The benchmark case on which a candidate is furthest from its ceiling; "" where none was
+    timed.
+    """
+    timings = candidate.verdict.timings if isinstance(candidate.verdict, Passed) else ()
+    return min(timings, key=lambda t: t.roofline_share).case if timings else ""
+
+
 def profile(
-    candidate: Candidate, task: Task, case: str, built: Built, hardware: Hardware
+    candidate: Candidate,
+    task: Task,
+    case: str,
+    built: Built,
+    hardware: Hardware,
+    *,
+    limit_s: float = NCU_LIMIT_S,
+    stopped: threading.Event | None = None,
 ) -> Profile:
     """Profile a candidate's launches on a case: static facts, and counters where ncu works.
 
@@ -170,6 +245,8 @@ def profile(
         case: Name of a benchmark case.
         built: The candidate's plans and binaries.
         hardware: The run's device.
+        limit_s: Wall clock that ncu may take.
+        stopped: Ends ncu early, once set.
     """
     verdict = candidate.verdict
     timings = verdict.timings if isinstance(verdict, Passed) else ()
@@ -179,7 +256,8 @@ def profile(
     why = "" if ncu else "no ncu here" if has_gpu() else "no NVIDIA GPU here"
     if ncu is not None:
         try:
-            kernels = with_counters(kernels, counters(ncu, task, case, built, config))
-        except MachineError as e:
+            rows = counters(ncu, task, case, built, config, limit_s=limit_s, stopped=stopped)
+            kernels = with_counters(kernels, rows)
+        except (MachineError, OSError) as e:
             why = str(e)
     return Profile(candidate.id, case, hardware.name, kernels, why)
