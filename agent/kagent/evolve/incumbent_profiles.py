@@ -36,7 +36,7 @@ LIMIT_S = 60.0
 def profiling(
     task: Task, kind: Kind, config: Config, facts: DeviceFacts, *, limit_s: float = LIMIT_S
 ) -> TakesProfile | None:
-    """What takes an incumbent's profile in a turn on this machine's device; None where kernels run
+    """Return what profiles an incumbent in a turn on this machine's device; None where kernels run
     on the CPU or on a cluster's nodes, or it is not wanted.
     """
     if not config.profile or kind != "gpu" or config.on != LOCAL:
