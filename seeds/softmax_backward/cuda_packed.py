@@ -236,10 +236,7 @@ softmax_backward_words(const T* grad, const T* y, T* dx, long long grad_stride, 
   const Place at = place<THREADS, ROWS, CLUSTER>();
   const long long row = at.row;
   if constexpr (CLUSTER > 1) {
-    if (threadIdx.x == 0) {
-      barrier_init(&gathered);
-      barrier_expect(&gathered, CLUSTER * WARPS * 4);
-    }
+    if (threadIdx.x == 0) barrier_init(&gathered);
     cluster_arrive();                                 // "my barrier exists": awaited before sending
   }
   const int words = row < rows ? columns / WIDTH : 0;  // spare rows take part in barriers only
@@ -290,6 +287,8 @@ softmax_backward_words(const T* grad, const T* y, T* dx, long long grad_stride, 
     const int warp = rank * WARPS + thread / 32;
     if constexpr (CLUSTER > 1) {
       cluster_wait();
+      // What arrives before is counted, too: the barrier's phase ends with this thread's arrival.
+      if (threadIdx.x == 0) barrier_expect(&gathered, CLUSTER * WARPS * 4);
       if (lane < CLUSTER) send(&partial[slot][warp], lane, dot, &gathered);
       __syncwarp();
       barrier_wait(&gathered, 0);                     // all that will ever be sent here has arrived
