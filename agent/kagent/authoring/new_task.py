@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kagent_sandbox.data.calibration import MOST_FLOOR, MOST_K
 from kagent_sandbox.data.formula import evaluate
 from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.task import Task, load_task
@@ -344,7 +345,10 @@ def make_draft(room: Room) -> TaskDraft:
     with written(draft) as folder:
         trials = Trials(draft, folder)
         room, first = _usable(room, trials, first)
-        small = dict(first.sizes)
+        room, needed = _without_few(room, trials, first)
+        small = {n: max(s, room.least[n]) for n, s in first.sizes.items()}
+        small = small if found.fits(small) else dict(first.sizes)
+        first = replace(first, sizes=small)
         rows = _row_kinds(draft, trials, first)
         nonfinite = bool(rows) and not draft.matrix and _takes_nonfinite(trials, first)
         draft = draft.with_(rows=rows, nonfinite=nonfinite)
@@ -352,7 +356,6 @@ def make_draft(room: Room) -> TaskDraft:
         trials = Trials(draft, folder)
         plans = list(_check_plans(room, draft, small, cpu_dtype))
         pairs = list(accepted(trials, plans))
-        noise = max([t.noise for _, t in pairs], default=0.0)
         check = _distinct([c for c, _ in pairs] or [first])
         bench, words = _cpu_bench(room, trials, cpu_dtype)
         gpu_check = [_with_dtype(c, dtype) for c in check]
@@ -371,10 +374,12 @@ def make_draft(room: Room) -> TaskDraft:
         "offset": offsets,
     }
     given = DraftCase(found.dims, dtype)
-    sums = math.sqrt(_summed(found))
-    floor = 2.0 if case_dtype(found) in HALVES else max(2.0, 1.5 * noise, min(32.0, 0.25 * sums))
+    k, floor = (3.0, 2.0)
+    if case_dtype(found) not in HALVES:
+        k, floor = _tolerance(found, [t for _, t in pairs], needed)
     return draft.with_(
-        floor=float(f"{min(floor, MOST_FLOOR):.2g}"),
+        k=k,
+        floor=floor,
         gpu=DraftKind(
             tuple(gpu_check),
             (given,),
@@ -390,8 +395,22 @@ def make_draft(room: Room) -> TaskDraft:
     )
 
 
-MOST_FLOOR = 512.0
-"""Machine epsilons of a tolerance, at most."""
+def _tolerance(
+    found: TracedOperation, tried: Sequence[Tried], needed: float
+) -> tuple[float, float]:
+    """`k` and `floor` that have room for what rounding was seen to change, as far as a calibration
+    goes. What a `floor` may not allow for, times torch's own error does, which is as large there.
+    """
+    sums = math.sqrt(_summed(found))
+    noise = [NOISE_ROOM * t.noise for t in tried]
+    floor = max([2.0, needed, min(32.0, 0.25 * sums), *noise])
+    above = [(n - MOST_FLOOR) / t.eager for n, t in zip(noise, tried, strict=True) if t.eager]
+    k = max([3.0, *above])
+    return float(min(MOST_K, math.ceil(k))), float(f"{min(floor, MOST_FLOOR):.2g}")
+
+
+NOISE_ROOM = 1.5
+"""Factor on what rounding at random changes."""
 
 
 def _usable(room: Room, trials: Trials, first: DraftCase) -> tuple[Room, DraftCase]:
@@ -420,6 +439,43 @@ def _usable(room: Room, trials: Trials, first: DraftCase) -> tuple[Room, DraftCa
     return room, first
 
 
+def _without_few(room: Room, trials: Trials, first: DraftCase) -> tuple[Room, float]:
+    """The room without rows of so few elements that all of a row may cancel by chance: what is left
+    is a sum's rounding, and each order of additions has another. And the `floor` that the least
+    sizes need.
+    """
+    if not room.trace.dims or _is_large(room.trace, first.sizes):
+        return room, 0.0
+
+    def needed(sizes: Sizes) -> float:
+        if not room.trace.fits(sizes):
+            return math.inf
+        name = "few_" + "x".join(map(str, sizes.values()))
+        return trials.floor_needed(replace(first, sizes=sizes), name)
+
+    def raised(name: str, size: int) -> int:
+        return max(least[name], -(-size // room.steps[name]) * room.steps[name])
+
+    least = dict(room.least)
+    few = [n for n in least if least[n] < min(LEAST_SIZE, room.trace.dims[n])]
+    found: list[float] = []
+    for names in (*([n] for n in few), few):  # each alone, then all together
+        usual = least if names is few else first.sizes
+        for size in (0, LEAST_SIZE, 2 * LEAST_SIZE):
+            sizes = {n: min(raised(n, size), room.trace.dims[n]) for n in names}
+            floor = needed({**usual, **sizes})
+            if floor <= MOST_FLOOR:
+                least |= sizes
+                found.append(floor)
+                break
+    return replace(room, least=least), max(found, default=0.0)
+
+
+def _is_large(found: TracedOperation, sizes: Mapping[str, int]) -> bool:
+    """Whether few cases of such sizes must do."""
+    return found.count(sizes) > MANY_ELEMENTS or found.work(sizes) > MANY_WORK
+
+
 def _shrunk(room: Room, elements: float, work: float) -> Sizes:
     """The example's sizes, made smaller to about so many elements and operations: to more where the
     sizes that do not vary take most of that, since a model's weights would else leave one token.
@@ -444,10 +500,20 @@ def _summed(found: TracedOperation) -> float:
 
 
 def _row_kinds(draft: TaskDraft, trials: Trials, first: DraftCase) -> tuple[str, ...]:
-    """Kinds of rows that the operation computes well."""
+    """Kinds of rows that the operation computes well. Of constant ones a whole row may cancel by
+    chance.
+    """
     if not draft.varied:
         return ()
-    return tuple(r for r in _ROWS if not trials.case(replace(first, inputs=r), f"rows_{r}").why)
+    cases = {r: replace(first, inputs=r) for r in _ROWS}
+    found = [r for r, c in cases.items() if not trials.case(c, f"rows_{r}").why]
+    if "constant" in found and not _is_large(draft.trace, first.sizes):
+        usual, constant = (
+            trials.floor_needed(c, f"few_{c.inputs}") for c in (first, cases["constant"])
+        )
+        if usual <= MOST_FLOOR < constant:
+            found.remove("constant")
+    return tuple(found)
 
 
 def _takes_nonfinite(trials: Trials, first: DraftCase) -> bool:
@@ -472,7 +538,7 @@ def _check_plans(room: Room, draft: TaskDraft, small: Sizes, dtype: str) -> Iter
     below = room.changed(small, below_power) or small
     above = room.changed(small, above_power) or small
     yield DraftCase(small, dtype)
-    if room.trace.count(small) > MANY_ELEMENTS or room.trace.work(small) > MANY_WORK:
+    if _is_large(room.trace, small):
         if draft.rows:
             yield DraftCase(small, dtype, inputs="mixed", noncontiguous=True, words="mixed")
         yield DraftCase(dict(room.least), dtype, words="least")

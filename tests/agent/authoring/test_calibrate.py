@@ -5,7 +5,11 @@ import torch
 from commands import run as run_command
 from custom_tasks import candidate, write
 from kagent.authoring import calibrate as module
-from kagent.authoring.calibrate import ORDERS, Reordered, calibrate
+from kagent.authoring.calibrate import calibrate
+from kagent.authoring.draft.orders import ORDERS, Reordered
+from kagent.authoring.draft.trial import write as draft_files
+from kagent.authoring.new_task import find_room, make_draft
+from kagent.authoring.tracing.operation import make_operation
 from kagent_sandbox.data.calibration import Calibration, read_calibration, write_calibration
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.device.cpu.facts import cpu_facts
@@ -210,3 +214,24 @@ def test_kagents_own_tasks_stay_as_they_are(monkeypatch, capsys):
     refused = run_command(monkeypatch, capsys, "calibrate", "gelu")
     assert refused.code == 2
     assert "one of kagent's own tasks" in refused.err
+
+
+def capped(x, weight, bias):
+    return 20 * torch.tanh(torch.nn.functional.linear(x, weight, bias) / 20)
+
+
+def test_a_task_that_was_made_with_sums_that_cancel_by_chance_is_calibrated(tmp_path, monkeypatch):
+    """Rows of one sum each were cases: no tolerance allows for one that is 0 but for rounding."""
+    all_ways = module._ways
+    orders = {"eager", *ORDERS}
+    monkeypatch.setattr(
+        module, "_ways", lambda device: {n: w for n, w in all_ways(device).items() if n in orders}
+    )
+    torch.manual_seed(0)
+    given = (torch.randn(128, 64), torch.rand(32, 64) / 4 - 0.125, torch.rand(32) / 4 - 0.125)
+    draft = make_draft(find_room(make_operation(capped, given)))
+    draft_files(draft, tmp_path / "capped")
+    found = calibrate(load_task(tmp_path / "capped"), "cpu", lambda _: None)
+    (y,) = found.results.values()
+    assert draft.floor <= 64
+    assert y.floor <= 64

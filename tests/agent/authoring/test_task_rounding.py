@@ -100,6 +100,32 @@ def test_what_amplifies_rounding_at_small_sizes_begins_at_larger_ones():
     draft = make_draft(room)
     cases = [c.sizes for kind in (draft.cpu, draft.gpu) for c in (*kind.check, *kind.bench)]
     assert min(math.prod(s.values()) for s in cases) > math.prod(room.least.values())
+    # A calibration takes no larger floor: the rest of the noise is times torch's own error.
+    assert (draft.floor, draft.k <= 16) == (64.0, True)
+
+
+def capped(x, weight, bias):
+    return 20 * torch.tanh(F.linear(x, weight, bias) / 20)
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "least"),
+    [
+        (capped, ((128, 64), (32, 64), (32,)), {"M": 1, "K": 1, "N": 8}),
+        (lambda x, y: 1.1 * x + 0.3 * y, ((64, 48), (64, 48)), {"M": 1, "N": 8}),
+        (lambda x: x.sum(-1), ((48, 64),), {"M": 8, "N": 1}),
+        (lambda x: x.softmax(-1), ((64, 48),), {"M": 1, "N": 1}),
+    ],
+)
+def test_rows_of_so_few_elements_that_all_may_cancel_by_chance_are_no_cases(function, given, least):
+    """An element is held against its row's mean: one that is a sum's rounding needs others."""
+    torch.manual_seed(0)
+    draft = make_draft(find_room(make_operation(function, tuple(map(torch.randn, given)))))
+    for kind in (draft.cpu, draft.gpu):
+        (hidden, *_) = kind.hidden_check
+        for name, size in least.items():
+            assert min(c.sizes[name] for c in kind.check) == size
+            assert f"min = {size}," in hidden.dims[name]
 
 
 @pytest.mark.parametrize(

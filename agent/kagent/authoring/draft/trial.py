@@ -25,6 +25,7 @@ from torch._decomp import core_aten_decompositions
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kagent.authoring.draft.draft import DraftCase, TaskDraft
+from kagent.authoring.draft.orders import ORDERS, ROOM, Reordered, draws_of
 from kagent.authoring.draft.reference import reference_py
 from kagent.authoring.draft.toml import task_toml
 from kagent.authoring.inductor.decompositions import plain_loops
@@ -49,6 +50,7 @@ class Tried:
         rounding: Whether that is because rounding is amplified, which it may be less at other
             sizes.
         noise: Machine epsilons that rounding each operation otherwise makes of the worst result.
+        eager: Machine epsilons that torch errs by there.
         seconds: Time of torch's own implementation, the shortest of some calls; 0 if it was not to
             be timed.
     """
@@ -56,6 +58,7 @@ class Tried:
     why: str = ""
     rounding: bool = False
     noise: float = 0.0
+    eager: float = 0.0
     seconds: float = 0.0
 
 
@@ -144,6 +147,38 @@ class Trials:
         except (TaskError, RuntimeError, MemoryError) as e:
             return Tried(" ".join(str(e).split())[:300])
 
+    def floor_needed(self, case: DraftCase, name: str) -> float:
+        """The `floor` that other orders of rounding need beside the draft's `k`, as a calibration
+        finds it: large where results cancel by chance, and infinite where the case cannot be tried.
+        """
+        try:
+            drawn = _case(case, name)
+            return max(self._floor(drawn, s) for s in range(draws_of(self._task, drawn)))
+        except (TaskError, RuntimeError, MemoryError):
+            return math.inf
+
+    def _floor(self, case: Case, seed: int) -> float:
+        sampler, needed = self._sampler, 0.0
+        inputs = sampler.fresh(case, seed)
+        expected, yardsticks = sampler.expected(inputs), sampler.torch_errors(inputs)
+        ways = [RandomRounding(), *(Reordered(split, pairs=p) for split, p in ORDERS.values())]
+        for way in ways:
+            with way:
+                outputs = sampler.accepted(inputs, sampler.call("eager", inputs))[0]
+            parts = zip(*sampler.valid_parts(inputs, outputs, expected), yardsticks, strict=True)
+            for result, (out, ref, of_torch) in zip(self._task.compared, parts, strict=True):
+                if not out.dtype.is_floating_point:
+                    continue
+                errors = numerics.measure_errors(out, ref, result.row_dims)
+                by_torch, by_floor = (
+                    numerics.allowed(of_torch, result.model_copy(update=update), out.dtype)
+                    for update in ({"floor": 0.0}, {"k": 0.0, "floor": 1.0})
+                )
+                for kind in ("row", "element", "bias"):
+                    more = ROOM * getattr(errors, kind) - getattr(by_torch, kind)
+                    needed = max(needed, more / getattr(by_floor, kind))
+        return needed
+
     def agrees_at_infinities(self, case: DraftCase, name: str) -> bool:
         """Whether torch is finite where the reference is when half of one argument is infinite, for
         each argument that cases vary. A few infinities, as cases draw them, hardly ever meet an
@@ -199,7 +234,7 @@ class Trials:
         with RandomRounding():
             rounded = sampler.call("eager", inputs)
         chain = self._draft.trace.longest_chain
-        noise, most_eager = 0.0, max(MOST_EAGER, CHAIN_EAGER * chain)
+        noise, eager, most_eager = 0.0, 0.0, max(MOST_EAGER, CHAIN_EAGER * chain)
         inputs_eps = [numerics.epsilon(t.dtype) for t in inputs.tensors.values()]
         for result, out, other, ref in zip(task.compared, outputs, rounded, expected, strict=True):
             if not out.dtype.is_floating_point:
@@ -218,10 +253,11 @@ class Trials:
                 return Tried(why, rounding=True)
             shaken = numerics.measure_errors(other, ref, result.row_dims)
             noise = max(noise, shaken.row / eps, shaken.element / eps)
+            eager = max(eager, rows.row / eps, rows.element / eps)
         if not noise <= max(MOST_NOISE, CHAIN_NOISE * chain):
             why = f"rounding makes {noise:.3g} epsilons of the result"
             return Tried(why, rounding=True, noise=noise)
-        return Tried(noise=noise, seconds=seconds)
+        return Tried(noise=noise, eager=eager, seconds=seconds)
 
     def _original(
         self, tensors: Mapping[str, torch.Tensor], dims: Mapping[str, Any]
