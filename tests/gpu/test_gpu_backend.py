@@ -266,7 +266,7 @@ def test_what_was_compiled_ahead_is_loaded_by_the_launcher_of_a_race(backend, ta
     modes = ["compile", "compile max-autotune"]
     start = time.monotonic()
     given = [baseline_call(task, case, m, seed=4) for m in modes]
-    compiled = backend.compile_ahead(given, GIB, chooses=False)
+    compiled = backend.compile_ahead(given, GIB)
     print(f"compiled ahead in {time.monotonic() - start:.1f} s: {[len(a) for a in compiled]} bytes")
     assert all(compiled)
     calls = {f"baseline/{m}/0": baseline_call(task, case, m, seed=5) for m in modes}

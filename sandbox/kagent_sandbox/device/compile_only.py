@@ -9,7 +9,7 @@ from unittest import mock
 
 import torch
 
-from kagent_sandbox.device.baseline_calls import BaselineCall, make_call
+from kagent_sandbox.device.baseline_calls import BaselineCall, forget_compiled, make_call
 from kagent_sandbox.device.cpu.facts import usable_cores
 
 
@@ -21,7 +21,7 @@ class _Chooses(BaseException):
     """The compiler is about to time variants."""
 
 
-def compile_only(call: BaselineCall, device: torch.device, *, chooses: bool) -> None:
+def compile_only(call: BaselineCall, device: torch.device) -> bool:
     """Have torch's compiler leave behind what a first call of a torch.compile baseline would.
 
     Inputs are memory that nobody has written, and no kernel runs.
@@ -29,14 +29,26 @@ def compile_only(call: BaselineCall, device: torch.device, *, chooses: bool) -> 
     Args:
         call: The baseline.
         device: Of its inputs.
-        chooses: Whether the compiler times variants while it compiles, as of matrix products. Then
-            its choice is no choice, and only the variants' binaries are to be kept.
+
+    Returns:
+        Whether all that is left behind can be used. Where the compiler times variants while it
+        compiles, as of products and convolutions, its choice is no choice, and only the variants'
+        binaries are to be kept.
 
     Raises:
-        RuntimeError: The compiler times variants, and not `chooses`: what it keeps would be taken
-            for a choice that was timed.
-        Exception: It cannot be compiled, or not in this way.
+        RuntimeError: The compiler compiled nothing.
+        Exception: It cannot be compiled.
     """
+    try:
+        _compile(call, device, chooses=False)
+    except _Chooses:
+        forget_compiled()
+        _compile(call, device, chooses=True)
+        return False
+    return True
+
+
+def _compile(call: BaselineCall, device: torch.device, *, chooses: bool) -> None:
     function = make_call(call, device, drawn=False)
     with contextlib.ExitStack() as stack:
         for patch in _patches(chooses=chooses):
@@ -45,9 +57,6 @@ def compile_only(call: BaselineCall, device: torch.device, *, chooses: bool) -> 
             function()
         except _Compiled:
             return
-        except _Chooses:
-            text = "the compiler times variants of a kernel: that is done where nothing else runs"
-            raise RuntimeError(text) from None
         raise RuntimeError("the compiler compiled nothing")
 
 

@@ -226,7 +226,7 @@ class BaselineSource(Protocol):
         """Begin, without waiting, what `open` will need: a race is going to come."""
 
     def compile_ahead(
-        self, calls: Sequence[BaselineCall], call_bytes: int, *, chooses: bool, shared: bool
+        self, calls: Sequence[BaselineCall], call_bytes: int, *, shared: bool
     ) -> None:
         """Compile what `open` would for one case after the other, where all of them can be done at
         once; nothing runs on the device. What an earlier race had is dropped.
@@ -234,7 +234,6 @@ class BaselineSource(Protocol):
         Args:
             calls: torch.compile baselines of all cases.
             call_bytes: Device memory that one of them takes.
-            chooses: Whether the compiler times variants, as of matrix products: it does so again.
             shared: Whether the code is for the process that measures baselines, and not for `open`.
         """
 

@@ -28,7 +28,7 @@ class CpuRaceBaselines:
         """See `BaselineSource`: nothing is needed."""
 
     def compile_ahead(
-        self, calls: Sequence[BaselineCall], call_bytes: int, *, chooses: bool, shared: bool
+        self, calls: Sequence[BaselineCall], call_bytes: int, *, shared: bool
     ) -> None:
         """See `BaselineSource`: they are compiled where they run, which is in this process."""
 

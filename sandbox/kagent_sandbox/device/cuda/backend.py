@@ -203,11 +203,9 @@ class GpuBackend:
         found = cast("Mapping[str, object]", outcome)
         return {key: from_json(ReadyBaseline, each) for key, each in found.items()}
 
-    def compile_ahead(
-        self, calls: Sequence[BaselineCall], need_bytes: int, *, chooses: bool
-    ) -> list[bytes]:
+    def compile_ahead(self, calls: Sequence[BaselineCall], need_bytes: int) -> list[bytes]:
         """See `RaceProcesses`; to be given to `launcher`."""
-        return self._race.compile_ahead(calls, need_bytes, chooses=chooses)
+        return self._race.compile_ahead(calls, need_bytes)
 
     def healthy(self) -> bool:
         """Whether a fresh process computes known results; tries twice."""

@@ -29,9 +29,7 @@ class RaceHost(Protocol):
     def prefetch_race(self) -> None:
         """Begin to import torch's compiler."""
 
-    def compile_ahead(
-        self, calls: Sequence[BaselineCall], need_bytes: int, *, chooses: bool
-    ) -> list[bytes]:
+    def compile_ahead(self, calls: Sequence[BaselineCall], need_bytes: int) -> list[bytes]:
         """Compile calls and return what torch's compiler kept of each."""
 
     def launcher(
@@ -54,13 +52,13 @@ class GpuRaceBaselines:
         self.backend.prefetch_race()
 
     def compile_ahead(
-        self, calls: Sequence[BaselineCall], call_bytes: int, *, chooses: bool, shared: bool
+        self, calls: Sequence[BaselineCall], call_bytes: int, *, shared: bool
     ) -> None:
         """See `BaselineSource`. What is kept is code; which of several kernels is the fastest is
         decided when the race's launcher is alone with the device.
         """
         self._compiled.clear()
-        made = self.backend.compile_ahead(calls, call_bytes, chooses=chooses)
+        made = self.backend.compile_ahead(calls, call_bytes)
         for call, archive in zip(calls, made, strict=True):
             if not archive:
                 continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -68,9 +67,7 @@ class RaceProcesses:
             raise
         return connection
 
-    def compile_ahead(
-        self, calls: Sequence[BaselineCall], need_bytes: int, *, chooses: bool
-    ) -> list[bytes]:
+    def compile_ahead(self, calls: Sequence[BaselineCall], need_bytes: int) -> list[bytes]:
         """Compile each call with torch's compiler; return the code for the launchers of a race.
 
         The calls are compiled side by side, each in a process of its own that never sees a
@@ -79,7 +76,6 @@ class RaceProcesses:
         Args:
             calls: The calls.
             need_bytes: Memory of the device that one takes.
-            chooses: See `compile_only`.
 
         Returns:
             Empty for a call that fails, and for all of them where there is no room.
@@ -90,16 +86,16 @@ class RaceProcesses:
             return [b""] * len(calls)
         self.prefetch()
         with ThreadPoolExecutor(at_once, "compile") as threads:
-            return list(threads.map(functools.partial(self._compile, chooses=chooses), calls))
+            return list(threads.map(self._compile, calls))
 
-    def _compile(self, call: BaselineCall, *, chooses: bool) -> bytes:
+    def _compile(self, call: BaselineCall) -> bytes:
         """Empty if it fails: the launcher of the race compiles it again, and says why."""
         try:
             connection = self.connection()
         except DeviceError:
             return b""
         try:
-            connection.send({"do": "compile", "chooses": chooses, **described({call.name: call})})
+            connection.send({"do": "compile", **described({call.name: call})})
             return connection.receive_blob("compile", BASELINES_LIMIT_S, MAX_MESSAGE_BYTES)
         except DeviceError:
             return b""

@@ -109,12 +109,12 @@ class _Server:
         """Compile baselines, for what the compiler leaves behind. Nothing runs on the device, where
         others compile and check meanwhile.
         """
-        folder, chooses = self._context.tmp / "inductor", request["chooses"]
+        folder = self._context.tmp / "inductor"
         compiler_cache.use(folder)
         assert self._executor is not None
-        for _, call in self._calls(request):
-            compile_only(call, self._executor.clock.device, chooses=chooses)
-        return compiler_cache.pack(folder, binaries_alone=chooses)
+        device = self._executor.clock.device
+        whole = [compile_only(call, device) for _, call in self._calls(request)]
+        return compiler_cache.pack(folder, binaries_alone=not all(whole))
 
     def _baselines(
         self, request: Mapping[str, Any], message: Message, executor: Executor

@@ -40,13 +40,12 @@ class RaceBaselines:
         """Compile for all cases at once what `open` would for one after the other, where the device
         can. Nobody is timed on it meanwhile. See `BaselineSource`.
 
-        Of matrix products, only the binaries of all variants are kept: the compiler times variants
-        while it compiles, and that is done by whoever is alone with the device.
+        Of products and convolutions, only the binaries of all variants are kept: the compiler times
+        variants while it compiles, and that is done by whoever is alone with the device.
         """
         calls = [self._call(c, m) for c in cases for m in self.modes]
         most_bytes = max((self.task.min_bytes(c) for c in cases), default=0)
-        chooses = self.task.matrix
-        self.source.compile_ahead(calls, int(most_bytes), chooses=chooses, shared=shared)
+        self.source.compile_ahead(calls, int(most_bytes), shared=shared)
 
     def open(self, case: Case, arena: Arena) -> OpenBaselines:
         """Compile and warm up all baselines of a case; those that fail are left out."""

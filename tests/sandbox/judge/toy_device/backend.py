@@ -108,7 +108,7 @@ class ToyBaselines:
     def prefetch(self):
         CALLS["prefetch"] += 1
 
-    def compile_ahead(self, calls, call_bytes, *, chooses, shared):
+    def compile_ahead(self, calls, call_bytes, *, shared):
         assert not calls, "it has no compile modes"
 
     def open(self, calls, arena):
