@@ -3,12 +3,13 @@
 The cards lie in an order that the run's seed shuffles once. An ask takes one of those whose place
 in that order equals its own number, modulo the proposals in flight: neighbours never share a card
 (while there are as many cards as that). Among its cards it prefers those that were not tried on its
-parent, and where there is data, those that have helped. While the task is far from its ceiling,
+parent, and where there is data, those that gained more. While the task is far from its ceiling,
 decisive cards come before others: they begin the order, so that neighbours get different ones.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Collection, Mapping, Sequence
 
@@ -17,7 +18,8 @@ from kagent.runs.ask import Ask
 from kagent.runs.ideas import Effect, Regime, effects
 from kagent.runs.lineage import Lineage
 
-PRIOR_TRIES, PRIOR_SUCCESSES = 4.0, 1.0  # prior of an untried card: one in four
+PRIOR_TRIES, PRIOR_GAIN = 4.0, math.log(1.05)
+"""An untried card is worth what four tries of a mean speed-up of 1.05 are."""
 MOST_REMEMBERED = 8.0  # tries that earlier runs count as, at most: this run's own decide soon
 
 
@@ -36,7 +38,7 @@ def choose_cards(
     rng, worth = ask.rng(), worths(ask.lineage, ask.setting.priors)
     while len(chosen) < ask.ideas and (left := [c for c in helpful if c not in chosen]):
         fitting = _fitting(ask, deck, left, decisive)
-        weights = [worth.get(c.name, PRIOR_SUCCESSES / PRIOR_TRIES) for c in fitting]
+        weights = [worth.get(c.name, PRIOR_GAIN) for c in fitting]
         chosen += rng.choices(fitting, weights)
     return tuple(chosen)
 
@@ -75,7 +77,8 @@ def _tried(ask: Ask) -> set[str]:
 
 
 def worths(lineage: Lineage, priors: Sequence[Effect] = ()) -> Mapping[str, float]:
-    """Share of each card's proposals that were faster than what they were made from, smoothed.
+    """Mean log speed-up that each card's proposals gained over what they were made from, failures
+    and slower ones as none, shrunk towards `PRIOR_GAIN`: the fewer tries, the more.
 
     Args:
         lineage: The run's.
@@ -85,13 +88,13 @@ def worths(lineage: Lineage, priors: Sequence[Effect] = ()) -> Mapping[str, floa
     earlier = {e.technique: e for e in priors if e.regime is Regime.ALL}
     found: dict[str, float] = {}
     for name in sorted({*own, *earlier}):
-        tries, successes = PRIOR_TRIES, PRIOR_SUCCESSES
+        tries, gained = PRIOR_TRIES, PRIOR_TRIES * PRIOR_GAIN
         if (before := earlier.get(name)) is not None and before.tries:
             share = min(1.0, MOST_REMEMBERED / before.tries)
             tries += share * before.tries
-            successes += share * before.faster
+            gained += share * before.gain_sum
         if (here := own.get(name)) is not None:
             tries += here.tries
-            successes += here.faster
-        found[name] = successes / tries
+            gained += here.gain_sum
+        found[name] = gained / tries
     return found

@@ -12,6 +12,7 @@ from kagent_sandbox.data.verdict import Passed
 from kagent.runs.lineage import Candidate, Lineage
 
 GAIN = 0.005  # log speed-up over what it was made from that counts as a technique's success
+MOST_GAIN = math.log(2)  # that a proposal counts: leaving a bad kernel says little of the next one
 SHORT_US = 20.0  # cases with a floor below this are as much about launching as about their work
 
 
@@ -39,6 +40,14 @@ class Effect:
     log_sum: float = 0.0  # of the log speed-ups of those that passed
     log_squares: float = 0.0
     variance_sum: float = 0.0  # of their comparisons
+    gained: float = 0.0  # sum of the log speed-ups above 0, each `MOST_GAIN` at most
+
+    @property
+    def gain_sum(self) -> float:
+        """`gained`. Records of before that was kept have what follows from the others, at least."""
+        if self.gained or not self.faster:
+            return self.gained
+        return min(max(self.log_sum, GAIN * self.faster), MOST_GAIN * self.faster)
 
     @property
     def gain(self) -> float | None:
@@ -60,7 +69,7 @@ class Effect:
         return math.exp(mean - half), math.exp(mean + half)
 
 
-_Row = tuple[str, Regime, int, int, int, float, float, float]
+_Row = tuple[str, Regime, int, int, int, float, float, float, float]
 """Fields of an `Effect`. A run's are added up for each prompt."""
 
 
@@ -84,6 +93,7 @@ def total(found: Iterable[Effect]) -> tuple[Effect, ...]:
             e.log_sum,
             e.log_squares,
             e.variance_sum,
+            e.gain_sum,
         )
         for e in found
     )
@@ -116,7 +126,7 @@ def _rows(
     speed, before = lineage.speed(candidate.id), lineage.speed(base.id)
     if speed is None or before is None:
         for technique in origin.techniques:
-            yield technique, Regime.ALL, 1, 0, 0, 0.0, 0.0, 0.0
+            yield technique, Regime.ALL, 1, 0, 0, 0.0, 0.0, 0.0, 0.0
         return
     if base.id not in regimes:
         regimes[base.id] = _regimes(base)
@@ -125,7 +135,8 @@ def _rows(
     variance = speed.stderr**2
     for technique in origin.techniques:
         for regime, log in logs.items():
-            yield technique, regime, 1, 1, int(log > GAIN), log, log * log, variance
+            gained = min(max(log, 0.0), MOST_GAIN)
+            yield technique, regime, 1, 1, int(log > GAIN), log, log * log, variance, gained
 
 
 def _regimes(base: Candidate) -> Mapping[str, Regime]:

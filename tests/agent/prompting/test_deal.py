@@ -2,13 +2,21 @@
 
 import dataclasses
 import itertools
+import math
 from collections import Counter
 
 import h100_run
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kagent.prompting import Prompter
-from kagent.prompting.card_choice import MOST_REMEMBERED, choose_cards, worths
+from kagent.prompting.card_choice import (
+    MOST_REMEMBERED,
+    PRIOR_GAIN,
+    PRIOR_TRIES,
+    choose_cards,
+    worths,
+)
 from kagent.prompting.cards import (
     Card,
     FrontMatter,
@@ -19,10 +27,10 @@ from kagent.prompting.cards import (
     suits,
 )
 from kagent.prompting.templates import folders
-from kagent.runs.ideas import Effect, Regime
-from kagent.runs.lineage import Candidate, Operator, Origin, Proposal
+from kagent.runs.ideas import GAIN, MOST_GAIN, Effect, Regime, effects, total
+from kagent.runs.lineage import Candidate, Lineage, Operator, Origin, Proposal
 from kagent.tasks import find_task, seeds_of, task_names
-from synthetic_lineages import passed
+from synthetic_lineages import SEED, failure, passed
 
 CARDS = load_cards([p / "cards" for p in folders(None)])
 
@@ -102,8 +110,8 @@ def test_what_has_helped_comes_more_often():
         tried(lineage, good, 0.01, parent=0)
         tried(lineage, bad, 1e9, parent=0)
     worth = worths(lineage)
-    assert worth[good] == 9 / 12
-    assert worth[bad] == 1 / 12
+    assert worth[good] == pytest.approx((4 * PRIOR_GAIN + 8 * MOST_GAIN) / 12)
+    assert worth[bad] == pytest.approx(4 * PRIOR_GAIN / 12)
     two = [c for c in DECK if c.name in (good, bad)]
     counts = Counter(
         choose_card(h100_run.ask(number=i, lineage=lineage, in_flight=1), two, two).name
@@ -122,9 +130,56 @@ def test_as_many_cards_as_ideas_and_no_card_twice():
 
 
 def test_earlier_runs_count_as_eight_tries_at_most():
-    prior = Effect("a", Regime.ALL, 80, 80, 40)
+    prior = Effect("a", Regime.ALL, 80, 80, 40, gained=16.0)
     short = Effect("a", Regime.SHORT, 80, 80, 0)
-    assert worths(h100_run.history(), [prior, short])["a"] == (1 + 4) / (4 + MOST_REMEMBERED)
+    worth = worths(h100_run.history(), [prior, short])["a"]
+    assert worth == pytest.approx(
+        (PRIOR_TRIES * PRIOR_GAIN + MOST_REMEMBERED * 0.2) / (PRIOR_TRIES + MOST_REMEMBERED)
+    )
+
+
+def test_what_gained_more_comes_more_often_than_what_was_faster_as_often():
+    """Failures and slower ones gain nothing, here and in earlier runs."""
+    lineage = Lineage([SEED])  # 100 µs
+    for _ in range(4):
+        tried(lineage, "much", 70.0, parent=0)
+        tried(lineage, "little", 98.0, parent=0)
+        tried(lineage, "slower", 1e6, parent=0)
+        lineage.record(failure(len(lineage), origin=Origin("m", "fails")))
+    worth = worths(lineage)
+    assert worth["much"] == pytest.approx((PRIOR_GAIN + math.log(100 / 70)) / 2)
+    assert worth["little"] == pytest.approx((PRIOR_GAIN + math.log(100 / 98)) / 2)
+    assert worth["slower"] == worth["fails"] == PRIOR_GAIN / 2
+    assert worths(Lineage(), effects(lineage)) == pytest.approx(worth)
+
+
+SUMS = st.tuples(st.integers(0, 60), st.floats(0, 1)).map(lambda p: (p[0], p[1] * p[0] * MOST_GAIN))
+
+
+@given(SUMS, st.floats(0, 5))
+def test_more_gain_never_lowers_a_card_and_no_tries_leave_it_at_the_prior(found, more):
+    tries, gained = found
+
+    def worth(gained):
+        prior = Effect("a", Regime.ALL, tries, tries, 0, gained=gained)
+        return worths(Lineage(), [prior])["a"]
+
+    assert worth(gained + more) >= worth(gained)
+    low, high = sorted((PRIOR_GAIN, gained / tries if tries else PRIOR_GAIN))
+    assert low - 1e-12 <= worth(gained) <= high + 1e-12
+    if not tries:
+        assert worth(0.0) == PRIOR_GAIN
+    assert worths(Lineage()) == {}
+
+
+def test_records_without_the_sum_of_gains_have_what_follows_from_the_others():
+    """Runs of before it was kept are remembered, too."""
+    assert Effect("a", Regime.ALL, 9, 9, 4, log_sum=0.5).gain_sum == 0.5
+    assert Effect("a", Regime.ALL, 9, 9, 4, log_sum=-3.0).gain_sum == pytest.approx(4 * GAIN)
+    assert Effect("a", Regime.ALL, 9, 9, 4, log_sum=9.0).gain_sum == pytest.approx(4 * MOST_GAIN)
+    assert Effect("a", Regime.ALL, 9, 9, 0, log_sum=-3.0).gain_sum == 0.0
+    old, new = (Effect("a", Regime.ALL, 2, 2, 1, 0.2), Effect("a", Regime.ALL, 2, 1, 1, gained=0.3))
+    assert total([old, new])[0].gained == pytest.approx(0.5)
 
 
 def test_without_a_card_that_helps_there_is_none():
