@@ -343,11 +343,13 @@ class SuiteRunner:
 
         begun = self.suite.of(problem).run
         folder = self.folder / RUNS / begun
-        runs = {"runs": str(self.folder / RUNS)}
+        own: dict[str, Any] = {"runs": str(self.folder / RUNS)}
+        if not self.suite.settings.model:  # no prompt has use for a profile of each incumbent
+            own["profile"] = False
         request = {
             "task": str(task.folder),
             "device": slot.device or None,
-            "config": {**self.suite.settings.options, **self.options, **runs},
+            "config": {**self.suite.settings.options, **self.options, **own},
             "run": str(folder) if begun and (folder / "run.json").is_file() else "",
         }
         answer = self._workers.ask(request, tell)

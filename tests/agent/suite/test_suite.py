@@ -294,6 +294,16 @@ def test_a_machine_that_fails_at_all_that_is_at_once_ends_the_suite(at_once):
     assert made.suite.left
 
 
+def test_incumbents_are_profiled_where_a_model_reads_of_them(at_once):
+    made = at_once("tell(error=str(r['config'].get('profile', True)), step='search')", *"ab")
+    made.run()
+    assert [made.suite.of(p).reason for p in made.suite.problems] == ["False"] * 2
+    asked = at_once("tell(error=str(r['config'].get('profile', True)), step='search')", *"ab")
+    asked.suite = replace(asked.suite, settings=replace(asked.suite.settings, model=("m",)))
+    asked.run()
+    assert [asked.suite.of(p).reason for p in asked.suite.problems] == ["True"] * 2
+
+
 def test_any_number_that_lack_memory_beside_others_ends_no_suite(at_once):
     made = at_once("tell(error='eager: OutOfMemoryError: CUDA', step='machine')", *"abcdef")
     made.run()

@@ -286,7 +286,7 @@ class TritonFile:
         return wrapped(f"{kernel.name}[{grid_text}]", [*given, *keywords])
 
     def _warps(self, kernel: _Kernel, values: Mapping[str, str]) -> str:
-        """Of a row that is summed, Inductor gives a warp 128 elements, and a row 16 at most."""
+        """Warps of a program: of a row that is summed one for 128 elements, as Inductor has it."""
         if not kernel.inner or kernel.dot or "R0_BLOCK" not in values:
             return self._tunable("NUM_WARPS", 4, [2, 4, 8])
         most = self._tunable("INNER_NUM_WARPS", 16, [4, 8, 16])

@@ -59,8 +59,8 @@ MOST_EAGER_EPS = 1024.0
 """Most machine epsilons that `eager` may err by, of the result's dtype, the inputs' or TF32 where a
 GPU computes in it, whichever are coarser; and never more than `numerics.MOST_TORCH_ERROR`."""
 TF32_EPS = 2.0**-10
-"""Of the operands of float32 convolutions on a GPU, which torch rounds so unless it is told not to,
-and of products where it is told to.
+"""Epsilon of TF32, to which torch rounds the operands of float32 convolutions on a GPU unless it is
+told not to, and those of products where it is told to.
 """
 BYTES_SLACK = 1.05
 FLOPS_FACTOR = 100.0
