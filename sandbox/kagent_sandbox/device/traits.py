@@ -104,6 +104,7 @@ class InputPolicy:
     pool: int = 0  # draws that are kept per check case; 0: all are new
     stock_share: float = 0.0  # of the host's memory, that kept draws for timing may take
     threads: int = 0  # that draw inputs at once; 0: nothing is kept for timing
+    tf32: bool = False  # torch's own errors are those in TF32, too, where a GPU may compute in it
 
     @property
     def reused(self) -> bool:

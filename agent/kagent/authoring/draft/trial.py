@@ -21,6 +21,7 @@ from kagent_sandbox.device.traits import InputPolicy
 from kagent_sandbox.errors import TaskError, UserError
 from kagent_sandbox.judge.check import numerics
 from kagent_sandbox.judge.check.inputs import InputSampler, InputSet
+from kagent_sandbox.judge.check.tf32 import InTf32
 from torch._decomp import core_aten_decompositions
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -36,6 +37,8 @@ MOST_NOISE, MOST_EAGER = 256.0, 128.0
 a case says nothing."""
 CHAIN_NOISE, CHAIN_EAGER = 4.0, 2.0
 """The same for each operation of the longest chain, where that is more: rounding adds up."""
+MOST_IN_TF32 = numerics.MOST_TORCH_ERROR / 4
+"""Relative error of torch in TF32: a quarter of what counts, since other draws may be worse."""
 _SAME = 1e-4
 _TIMED_S = 0.05
 """Time for which an operation is repeated to find its shortest one."""
@@ -231,6 +234,8 @@ class Trials:
             for result, mine, its in zip(task.compared, outputs, original, strict=True):
                 if mine.dtype != its.dtype or not _close(mine, its):
                     return Tried(f"result {result.name} is not what the function itself gives")
+        if why := self._off_in_tf32(inputs, expected):
+            return Tried(why, rounding=True)
         with RandomRounding():
             rounded = sampler.call("eager", inputs)
         chain = self._draft.trace.longest_chain
@@ -258,6 +263,22 @@ class Trials:
             why = f"rounding makes {noise:.3g} epsilons of the result"
             return Tried(why, rounding=True, noise=noise)
         return Tried(noise=noise, eager=eager, seconds=seconds)
+
+    def _off_in_tf32(self, inputs: InputSet, expected: Sequence[torch.Tensor]) -> str:
+        """Why torch is no yardstick on a GPU that computes convolutions in TF32; "" if it is."""
+        with InTf32() as mode:
+            outputs = self._sampler.call("eager", inputs)
+        if not mode.used:
+            return ""
+        accepted = self._sampler.accepted(inputs, outputs)[0]
+        for result, out, ref in zip(self._task.compared, accepted, expected, strict=True):
+            if not out.dtype.is_floating_point:
+                continue
+            errors = numerics.measure_errors(out, ref, result.row_dims)
+            worst = max(errors.row, errors.element)
+            if not worst <= MOST_IN_TF32:
+                return f"result {result.name}: torch errs by {worst:.3g} in TF32"
+        return ""
 
     def _original(
         self, tensors: Mapping[str, torch.Tensor], dims: Mapping[str, Any]

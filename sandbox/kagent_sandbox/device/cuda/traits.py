@@ -32,7 +32,7 @@ TRAITS = Traits(
         pairs=8,
         samples=8,
     ),
-    inputs=InputPolicy(),
+    inputs=InputPolicy(tf32=True),
     # Starting a launcher costs the lane half a second: those that checked a candidate wait for its
     # measurement. Each holds a context, nearly 1 GiB. Other judges take turns on the device, and
     # have no use for a turn without memory.

@@ -1,6 +1,4 @@
-"""FLOPs of torch's matrix products, convolutions and attention, and which a GPU may compute in
-TF32.
-"""
+"""FLOPs of torch's matrix products, convolutions and attention."""
 
 from __future__ import annotations
 
@@ -9,33 +7,6 @@ from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-
-_CONVOLUTIONS = frozenset({"convolution", "convolution_backward"})
-_RECURRENT = frozenset({"_cudnn_rnn", "_cudnn_rnn_backward"})
-_PRODUCTS = frozenset(
-    {
-        *("mm", "addmm", "_addmm_activation", "bmm", "baddbmm", "addbmm"),
-        "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_efficient_attention_backward",
-    }
-)
-
-
-def may_use_tf32(func: Any, args: Sequence[Any]) -> bool:
-    """Whether torch lets a GPU compute an operation on float32 in TF32, by its settings now."""
-    name = getattr(func, "overloadpacket", func).__name__  # operators that take functions have none
-    backends: Any = torch.backends  # torch declares no types of these
-    if name in _CONVOLUTIONS:
-        settings = backends.cudnn.conv
-    elif name in _RECURRENT:
-        settings = backends.cudnn.rnn
-    elif name in _PRODUCTS:
-        settings = backends.cuda.matmul
-    else:
-        return False
-    return settings.fp32_precision == "tf32" and any(
-        isinstance(a, torch.Tensor) and a.dtype == torch.float32 for a in args
-    )
 
 
 def product_counter() -> FlopCounterMode:

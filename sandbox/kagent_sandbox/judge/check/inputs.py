@@ -31,6 +31,7 @@ from kagent_sandbox.errors import DeviceFull, KagentError, TaskError
 from kagent_sandbox.judge.arena.placement import StaleValues
 from kagent_sandbox.judge.check import numerics
 from kagent_sandbox.judge.check.spot_checks import SpotChecks, choose_rows, choose_spot_checks
+from kagent_sandbox.judge.check.tf32 import InTf32
 
 if TYPE_CHECKING:
     from kagent_sandbox.data.case import Case
@@ -116,6 +117,8 @@ class InputSampler:
         self.device = device
         self._file = task.folder / "reference.py"  # that errors name
         self._pool = policy.pool
+        self._tf32 = policy.tf32
+        self._uses_tf32: dict[str, bool] = {}  # by the case's dtype, once it is known
         self._reference: Reference = task.reference()
         self._pools: dict[str, list[InputSet]] = {}
         self._yardsticks: dict[str, tuple[numerics.Errors, ...]] = {}
@@ -420,16 +423,28 @@ class InputSampler:
     def _errors(self, input_set: InputSet) -> tuple[numerics.Errors, ...]:
         """Return torch's errors on one draw, computed once."""
         if input_set.known_errors is None:
-            outputs, expected = self.valid_parts(
-                input_set,
-                self.accepted(input_set, self.call("eager", input_set))[0],
-                self.expected(input_set),
-            )
-            input_set.known_errors = tuple(
-                numerics.measure_errors(out, ref, result.row_dims)
-                for out, ref, result in zip(outputs, expected, self.task.compared, strict=True)
-            )
+            found = [self._measured(input_set, self.call("eager", input_set))]
+            dtype = input_set.case.dtype
+            if self._tf32 and self._uses_tf32.get(dtype, True):
+                with InTf32() as mode:
+                    outputs = self.call("eager", input_set)
+                self._uses_tf32[dtype] = mode.used
+                if mode.used:
+                    found.append(self._measured(input_set, outputs))
+            input_set.known_errors = _most(found)
         return input_set.known_errors
+
+    def _measured(
+        self, input_set: InputSet, outputs: Sequence[torch.Tensor]
+    ) -> tuple[numerics.Errors, ...]:
+        """Return the errors of results of eager."""
+        outputs, expected = self.valid_parts(
+            input_set, self.accepted(input_set, outputs)[0], self.expected(input_set)
+        )
+        return tuple(
+            numerics.measure_errors(out, ref, result.row_dims)
+            for out, ref, result in zip(outputs, expected, self.task.compared, strict=True)
+        )
 
     def _others(self, input_set: InputSet) -> list[InputSet]:
         """Further draws of the case, unless one says enough."""

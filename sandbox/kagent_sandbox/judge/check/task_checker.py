@@ -32,10 +32,11 @@ from kagent_sandbox.device.plan_ops import dtype_of
 from kagent_sandbox.device.traits import InputPolicy
 from kagent_sandbox.errors import DeviceFull, TaskError
 from kagent_sandbox.judge.check import numerics
-from kagent_sandbox.judge.check.flop_counts import may_use_tf32, product_counter
+from kagent_sandbox.judge.check.flop_counts import product_counter
 from kagent_sandbox.judge.check.inputs import YARDSTICKS, InputSampler, NotAcceptable
 from kagent_sandbox.judge.check.omissions import Omission, OmissionRecorder, Omitter
 from kagent_sandbox.judge.check.shape_gaps import find_gaps
+from kagent_sandbox.judge.check.tf32 import may_use_tf32
 from kagent_sandbox.judge.task_check import TaskCheck
 from kagent_sandbox.process.exit import exit_fast
 from kagent_sandbox.process.parent import end_with_parent

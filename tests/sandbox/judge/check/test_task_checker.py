@@ -15,10 +15,11 @@ from kagent_sandbox.device.table import find_device
 from kagent_sandbox.errors import TaskError
 from kagent_sandbox.judge import task_check
 from kagent_sandbox.judge.check import shape_gaps
-from kagent_sandbox.judge.check.flop_counts import may_use_tf32, product_counter
+from kagent_sandbox.judge.check.flop_counts import product_counter
 from kagent_sandbox.judge.check.omissions import OmissionRecorder
 from kagent_sandbox.judge.check.shape_gaps import find_gaps
 from kagent_sandbox.judge.check.task_checker import check
+from kagent_sandbox.judge.check.tf32 import may_use_tf32
 from kagent_sandbox.process import ask_once
 from kagent_sandbox.process.device_lock import DeviceLock
 
