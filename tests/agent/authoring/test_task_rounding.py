@@ -13,6 +13,10 @@ from kagent.authoring.errors import AuthoringError
 from kagent.authoring.new_task import find_room, make_draft, make_task
 from kagent.authoring.tracing.operation import make_operation
 from kagent_sandbox.data.case import Case
+from kagent_sandbox.data.task import draw_hidden, load_task
+from kagent_sandbox.device.traits import InputPolicy
+from kagent_sandbox.judge.check import numerics
+from kagent_sandbox.judge.check.inputs import InputSampler
 from torch import nn
 from torch.nn import functional as F
 
@@ -36,6 +40,24 @@ def test_infinities_are_no_inputs_where_a_number_that_vanishes_decides(in_proces
     draft = make_draft(find_room(make_operation(gated_norm, (torch.randn(96, 64),) * 2)))
     assert not draft.nonfinite
     assert not any("nonfinite" in g.fields["inputs"] for g in draft.cpu.hidden_check)
+
+
+def vanishing(x, weight):
+    """Most of it is near 0 where the convolution is far below."""
+    return F.mish(F.mish(F.conv2d(x, weight)))
+
+
+def test_torch_in_tf32_is_a_yardstick_in_all_cases_of_a_convolution(tmp_path):
+    """It was wrong by 8 times a row of two numbers, and no kernel could be right there."""
+    given = torch.randn(16, 16, 24, 24), torch.randn(16, 16, 3, 3) / 12
+    folder = make_task(make_operation(vanishing, given), tmp_path / "v", seeds=False).folder
+    task = load_task(folder)
+    assert [r.row_dims for r in task.results] == [3]
+    sampler = InputSampler(task, torch.device("cpu"), InputPolicy(tf32=True))
+    cases = [*task.gpu.check, *draw_hidden(task, "gpu", "check", 1)]
+    errors = [e for c in cases for e in sampler.torch_errors(sampler.fresh(c, 1))]
+    assert len(errors) >= 10
+    assert all(max(e.row, e.element) < numerics.MOST_TORCH_ERROR for e in errors)
 
 
 def norm_by_groups(x, z, weight):
