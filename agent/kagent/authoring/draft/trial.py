@@ -268,7 +268,7 @@ class Trials:
         return Tried(noise=noise, eager=eager, seconds=seconds)
 
     def _off_in_tf32(self, inputs: InputSet, expected: Sequence[torch.Tensor]) -> str:
-        """Why torch is no yardstick on a GPU that computes convolutions in TF32; "" if it is."""
+        """Say why torch is no yardstick on a GPU that uses TF32; "" if it is one."""
         with InTf32() as mode:
             outputs = self._sampler.call("eager", inputs)
         if not mode.used:
