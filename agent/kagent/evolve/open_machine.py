@@ -20,20 +20,22 @@ from kagent.config.settings import Config
 from kagent.evolve.incumbent_profiles import profiling
 from kagent.evolve.machine import Machine, Unit
 from kagent.evolve.units import like_the_first, unit_names
-from kagent.fleet.fleet import LOCAL, fleet_of
+from kagent.fleet.fleet import LOCAL, LocalFleet, fleet_of
 from kagent.runs.manifest import versions
 from kagent.runs.selftest_record import in_environment
 from kagent.tasks import sound_task
 
 
-def require_programs(kind: Kind, config: Config) -> None:
-    """Make sure that this machine has the programs that judging here needs.
+def require_machine(kind: Kind, config: Config, judges: int = 1) -> None:
+    """Make sure that this machine has the programs and devices that judging here needs.
 
     Raises:
-        MachineError: One is missing.
+        MachineError: A program is missing.
+        UserError: There are fewer devices than judges.
     """
     if config.on == LOCAL:
         find_device(kind).require()
+        LocalFleet().require_seats(kind, judges)
 
 
 @contextlib.contextmanager
@@ -65,7 +67,7 @@ def open_machine(
         TaskError: The task has a fault.
         MachineError: This machine cannot judge.
     """
-    require_programs(kind, config)  # before a task is checked, and the device is waited for
+    require_machine(kind, config, judges)  # before a task is checked, and the device is waited for
     ask_for(config.isolation)
     fleet = fleet_of(config)
     sound_task(task, kind, say)

@@ -25,7 +25,7 @@ from kagent_sandbox.errors import RunError, TaskError, UserError
 from kagent import resources
 from kagent.config.settings import Config
 from kagent.evolve.loop import Evolution, Limits
-from kagent.evolve.open_machine import open_machine, require_programs
+from kagent.evolve.open_machine import open_machine, require_machine
 from kagent.evolve.phases import PhaseClock
 from kagent.evolve.proposers import (
     check_models,
@@ -100,7 +100,7 @@ def evolve(
     with contextlib.ExitStack() as opened:
         # All that can be refused comes first, before a model is asked and the machine is opened.
         resumed: RunStore | None = None
-        require_programs(kind, config)
+        require_machine(kind, config, config.judges)
         if manifest is None:
             require_writable(config.runs)
         else:

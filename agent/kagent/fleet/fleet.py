@@ -37,6 +37,20 @@ class LocalFleet:
         """Devices of a kind, one for each judge of a run."""
         return gpu_count() if kind == "gpu" else 1
 
+    def require_seats(self, kind: Kind, judges: int) -> None:
+        """Make sure that there is a device for each judge of a run.
+
+        Raises:
+            UserError: There are fewer.
+        """
+        have = self.seats(kind)
+        if judges > have:
+            raise UserError(
+                f"--judges {judges} needs a device for each, and this machine has {have} that "
+                f"{'it may use' if kind == 'gpu' else 'kernels of the CPU run on'}: give "
+                f"--judges {have}, or --on ray for the nodes of a cluster"
+            )
+
     @contextlib.contextmanager
     def station(
         self,
@@ -49,14 +63,8 @@ class LocalFleet:
         judges: int = 1,
     ) -> Iterator[Station]:
         """As `Fleet` has it."""
-        device, have = device_for(kind), self.seats(kind)
-        if judges > have:
-            raise UserError(
-                f"--judges {judges} needs a device for each, and this machine has {have} that "
-                f"{'it may use' if kind == 'gpu' else 'kernels of the CPU run on'}: give "
-                f"--judges {have}, or --on ray for the nodes of a cluster"
-            )
-        jobs = jobs or cores()
+        self.require_seats(kind, judges)
+        device, jobs = device_for(kind), jobs or cores()
         with contextlib.ExitStack() as opened:
             builder = opened.enter_context(Builder(jobs, on_wait=say))
             judge, *others = (

@@ -112,6 +112,11 @@ def test_a_missing_compiler_ends_a_run_before_a_model_is_asked(evolve, tmp_path,
     refused(evolve(*model), "install it (apt install g++)", ToolchainError)
 
 
+def test_more_judges_than_devices_end_a_run_before_a_model_is_asked(evolve):
+    given = evolve("--model", "tiny", "--base-url", "http://localhost:9/v1", "--judges", 2)
+    refused(given, "--judges 2 needs a device for each, and this machine has 1", UserError)
+
+
 @pytest.mark.parametrize("where", ["ray", "slurm"])
 def test_a_device_of_this_machine_is_no_choice_on_a_cluster(evolve, monkeypatch, where):
     monkeypatch.setenv(VISIBLE, "")
