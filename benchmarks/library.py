@@ -43,6 +43,7 @@ from pathlib import Path
 from typing import Any
 
 from kagent import resources
+from kagent.export.certify import Line
 from kagent.export.merging import merge_library
 from kagent.export.reading import OnDisk, is_library, read_library
 from kagent.export.writing import files_of, write_library
@@ -53,6 +54,7 @@ from kagent.suite.running import Slot, slots_of
 from kagent.tasks import task_names
 from kagent.text import interval_text
 from kagent_sandbox.cache import cache_folder
+from kagent_sandbox.data.records import from_json
 from kagent_sandbox.device.cpu.facts import usable_cores
 from kagent_sandbox.errors import KagentError
 from limited import Ended, Running
@@ -326,10 +328,9 @@ def faults_of(found: Mapping[str, Any]) -> Iterator[str]:
     """What a certificate holds against an operator."""
     yield from (f"{kernel}: {why}" for kernel, why in found["wrong"].items())
     yield from (f"{path}: changed" for path in found["changed"])
-    for line in found["lines"]:
-        if line["change"] in ("slower", "torch is faster now"):
-            times = f"{line['then_us']:.1f} to {line['now_us']:.1f} us"
-            yield f"{line['case']}: {line['change']}, {times}"
+    for line in (from_json(Line, each) for each in found["lines"]):
+        if line.worse:
+            yield f"{line.case}: {line.change}, {line.then_us:.1f} to {line.now_us:.1f} us"
     yield from [found["tests"]] if found["tests"] else []
 
 

@@ -67,7 +67,7 @@ def open_machine(
         TaskError: The task has a fault.
         MachineError: This machine cannot judge.
     """
-    require_machine(kind, config, judges)  # before a task is checked, and the device is waited for
+    require_machine(kind, config)  # before a task is checked, and the device is waited for
     ask_for(config.isolation)
     fleet = fleet_of(config)
     sound_task(task, kind, say)

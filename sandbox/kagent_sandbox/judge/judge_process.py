@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -171,9 +170,7 @@ class JudgeProcess:
 
     def _end_stopped(self) -> None:
         """End fork-servers that somebody has stopped: they would not notice that the judge ends."""
-        for child in process_tree.children(self._process.pid):
-            if process_tree.is_stopped(child):
-                process_tree.send(child, signal.SIGKILL)
+        process_tree.end_stopped(process_tree.children(self._process.pid))
 
     def _exchange(
         self,

@@ -15,7 +15,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -198,15 +197,10 @@ class ForkServer:
             self._printed.append(end.log_tail)
 
     def _end_stopped(self) -> None:
-        """End the process, and supervisors, that somebody has stopped: they would neither answer
-        nor notice that they are to end.
-        """
+        """End the process, and supervisors, that somebody has stopped."""
         process = self._process
-        if process is None:
-            return
-        for pid in (*process_tree.children(process.pid), process.pid):
-            if process_tree.is_stopped(pid):
-                process_tree.send(pid, signal.SIGKILL)
+        if process is not None:
+            process_tree.end_stopped((*process_tree.children(process.pid), process.pid))
 
     def close(self) -> None:
         """Kill all children, end the process, remove its folder."""

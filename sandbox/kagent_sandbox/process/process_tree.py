@@ -139,6 +139,15 @@ def used_cpu_s(root: int) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
+def end_stopped(pids: Iterable[int]) -> None:
+    """End those processes that somebody has stopped: they would neither answer nor notice that they
+    are to end.
+    """
+    for pid in pids:
+        if is_stopped(pid):
+            send(pid, signal.SIGKILL)
+
+
 def send(pid: int, number: int) -> None:
     """Signal a process that may be gone."""
     with contextlib.suppress(ProcessLookupError):

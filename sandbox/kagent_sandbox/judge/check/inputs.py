@@ -426,13 +426,18 @@ class InputSampler:
             found = [self._measured(input_set, self.call("eager", input_set))]
             dtype = input_set.case.dtype
             if self._tf32 and self._uses_tf32.get(dtype, True):
-                with InTf32() as mode:
-                    outputs = self.call("eager", input_set)
-                self._uses_tf32[dtype] = mode.used
-                if mode.used:
-                    found.append(self._measured(input_set, outputs))
+                in_tf32 = self.errors_in_tf32(input_set)
+                self._uses_tf32[dtype] = in_tf32 is not None
+                if in_tf32 is not None:
+                    found.append(in_tf32)
             input_set.known_errors = _most(found)
         return input_set.known_errors
+
+    def errors_in_tf32(self, input_set: InputSet) -> tuple[numerics.Errors, ...] | None:
+        """Return the errors that torch has in TF32; None where it would compute nothing in it."""
+        with InTf32() as mode:
+            outputs = self.call("eager", input_set)
+        return self._measured(input_set, outputs) if mode.used else None
 
     def _measured(
         self, input_set: InputSet, outputs: Sequence[torch.Tensor]
