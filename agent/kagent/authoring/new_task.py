@@ -380,6 +380,7 @@ def make_draft(room: Room) -> TaskDraft:
     return draft.with_(
         k=k,
         floor=floor,
+        constraints=_constraints(room),
         gpu=DraftKind(
             tuple(gpu_check),
             (given,),
@@ -658,7 +659,7 @@ def _hidden(
     usual = value(bench)
     # Around the benchmark, with as much to do.
     near = {n: max(room.least[n], bench[n] // 2 // s * s) for n, s in steps.items()}
-    far = {n: max(near[n], bench[n] * 3 // 2 // s * s) for n, s in steps.items()}
+    far = _far(room, bench)
     if not boxes(room, near, far):
         near = far = dict(bench)
     timed = DraftGenerator(2, own, _ranges(room, near, far), cost, 0.5 * usual, 1.5 * usual)
@@ -680,6 +681,26 @@ def _hidden(
     return tuple(checks), (timed,)
 
 
+def _far(room: Room, bench: Mapping[str, int]) -> dict[str, int]:
+    """The largest size of each dimension in hidden cases around a benchmark."""
+    return {n: max(room.least[n], bench[n] * 3 // 2 // s * s) for n, s in room.steps.items()}
+
+
+def _constraints(room: Room) -> tuple[str, ...]:
+    """What keeps tensors within 32-bit indices in hidden cases, where the example's are.
+
+    Kernels that Inductor writes for the example have such indices, as those of torch.compile: for
+    larger tensors it would compile others.
+    """
+    found = room.trace
+    far = _far(room, found.dims)
+    return tuple(
+        f"{elements} < 2 ** 31"
+        for elements in _elements_of_each(found)
+        if evaluate(elements, found.dims) < 2**31 <= evaluate(elements, far)
+    )
+
+
 def _ranges(room: Room, low: Mapping[str, int], high: Mapping[str, int]) -> dict[str, str]:
     found = {}
     for name in room.trace.dims:
@@ -694,16 +715,22 @@ def _ranges(room: Room, low: Mapping[str, int], high: Mapping[str, int]) -> dict
 
 def _elements(found: TracedOperation) -> str:
     """Formula: elements of all arguments and results."""
+    parts = _elements_of_each(found)
+    total = [p for p in parts if not re.fullmatch(r"[\d* ]+", p)]
+    return " + ".join(total or list(parts))
+
+
+def _elements_of_each(found: TracedOperation) -> list[str]:
+    """Formulas: elements of an argument or result, each formula once."""
     shapes = [found.shapes[i] for i in found.used] + [r.shape for r in found.results]
-    parts = dict.fromkeys(
+    products = (
         " * ".join(
             f"({s})" if isinstance(s, str) and not s.isidentifier() else str(s) for s in shape
         )
         or "1"
         for shape in shapes
     )
-    total = [p for p in parts if not re.fullmatch(r"[\d* ]+", p)]
-    return " + ".join(total or list(parts))
+    return list(dict.fromkeys(products))
 
 
 def _work(found: TracedOperation) -> str:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from doubling_task import REFERENCE, TASK
 from kagent.authoring import seeds
-from kagent.authoring.inductor import cpp, decompositions, triton
+from kagent.authoring.inductor import cpp, decompositions, products, triton
 from kagent.authoring.inductor.trace import NoSeed, _described
 from kagent.evolve.open_machine import request_maker
 from kagent.tasks import refusal_of
@@ -72,6 +72,21 @@ def test_a_gpu_seed_is_right_and_holds_for_all_shapes(make):
     assert source.count("tl.load(") == 2  # one for the largest element and the sum, one to write
     assert "inductor" not in source.split('"""')[2]  # none of its library
     assert "libdevice" not in source  # which the interpreter lacks
+
+
+@pytest.mark.parametrize(
+    ("expression", "reshaped"),
+    [("(lambda a: a @ a.mT @ a)(x)", 0), ("(lambda a: a.relu() @ a.mT @ a)(x)", 2)],
+)
+def test_a_product_in_float32_loads_matrices_and_says_how_it_multiplies(make, expression, reshaped):
+    task = TASK.replace("k = 2.0", "k = 2.0, floor = 40.0")
+    (outcome,) = seeds.write_seeds(make(expression, task), kinds=("gpu",))
+    assert outcome.path is not None, outcome.reason
+    assert outcome.results >= 1
+    source = outcome.path.read_text()
+    assert source.count("input_precision=DOT_PRECISION)") == 2
+    assert "DOT_PRECISION = 'tf32x3'" in source.splitlines()
+    assert source.count("tl.reshape(") == reshaped  # what is computed has three axes
 
 
 @pytest.mark.parametrize("columns", [1004, 1024, 1000])
@@ -267,13 +282,13 @@ def test_the_error_of_a_long_sum_of_products_does_not_grow_with_its_length():
     x = np.random.default_rng(0).random(100_123, np.float32)
     exact = x.astype(np.float64).sum()
     plain, short = ast.parse(SUM), ast.parse(SUM)
-    triton._shorten_chains(short.body[0])
+    products.improve_products(short.body[0])
     errors = [abs(summed(tree, x) / exact - 1) for tree in (plain, short)]
     assert errors[0] > 2e-6
     assert errors[1] < 2e-7
-    for few in (0, 1, triton.CHAIN, triton.CHAIN + 1):
+    for few in (0, 1, products.CHAIN, products.CHAIN + 1):
         assert summed(short, x[:few]) == pytest.approx(float(x[:few].sum()), rel=1e-6)
-    infinite = np.array([np.inf, *x[: 2 * triton.CHAIN]], np.float32)
+    infinite = np.array([np.inf, *x[: 2 * products.CHAIN]], np.float32)
     with np.errstate(invalid="ignore"):
         assert summed(short, infinite) == np.inf
 

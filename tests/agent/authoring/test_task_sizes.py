@@ -1,5 +1,7 @@
 """Sizes of a task made of PyTorch code: its dimensions, formulas, and cases."""
 
+from dataclasses import replace
+
 import pytest
 import sympy
 import torch
@@ -38,6 +40,23 @@ def test_ratios_stay_and_what_cannot_vary_is_fixed():
     assert named.trace.dims == {"tokens": 24}
     with pytest.raises(AuthoringError, match="takes no other sizes"):
         find_room(make_operation(lambda x: x.view(4, 8), torch.randn(4, 8)), {("x", 0): "B"})
+
+
+def test_tensors_stay_within_32_bit_indices_where_the_examples_are():
+    """A hidden case of KernelBench's 52_Argmin had 2³¹ elements more than the example: an H200
+    reported an illegal address.
+    """
+    room = find_room(make_operation(lambda x: x.argmin(1), torch.randn(8, 16, 15)))
+    assert new_task._constraints(room) == ()
+
+    def of(*sizes):
+        dims = dict(zip(room.trace.dims, sizes, strict=True))
+        return new_task._constraints(replace(room, trace=replace(room.trace, dims=dims)))
+
+    assert of(128, 4096, 4095) == ("B * M * N < 2 ** 31",)
+    assert of(129, 4096, 4096) == ()  # the example has more itself
+    draft = make_draft(room).with_(constraints=of(128, 4096, 4095))
+    assert 'constraints = ["B * M * N < 2 ** 31"]' in task_toml(draft).splitlines()
 
 
 @pytest.mark.parametrize("batch_first", [False, True])

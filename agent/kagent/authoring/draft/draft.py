@@ -70,6 +70,7 @@ class TaskDraft:
         rows: Kinds of rows that `mixed` inputs have.
         nonfinite: Whether the operation is tried on infinities and NaN.
         blank: Whether it is tried with all numbers 0, those of a module, too.
+        constraints: Formulas over dimensions that hold in every case.
         gpu: Cases for GPUs.
         cpu: Cases for CPUs.
         k: Tolerance: times torch's own error.
@@ -87,6 +88,7 @@ class TaskDraft:
     notes: tuple[str, ...] = field(default=())
     idle: tuple[Proof, ...] = ()
     blank: bool = False
+    constraints: tuple[str, ...] = ()
 
     def with_(self, **changes: Any) -> TaskDraft:
         """A copy with other values."""

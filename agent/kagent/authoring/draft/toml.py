@@ -44,6 +44,8 @@ def task_toml(draft: TaskDraft) -> str:
         f"written = {quoted(_written(draft))}",
         f"flops = {quoted(_flops(draft))}    # derived from torch's operations",
     ]
+    if draft.constraints:
+        lines.append(f"constraints = [{', '.join(map(quoted, draft.constraints))}]")
     if draft.matrix:
         lines.append("matrix = true")
     if draft.undecided:

@@ -13,11 +13,18 @@ from kagent_sandbox.data.task import Task
 from torch._inductor.runtime import triton_helpers
 
 from kagent.authoring.inductor.host import INDENT, case_dtypes, host_function, kernels_of, wrapped
+from kagent.authoring.inductor.products import PRECISION, choose_precision, improve_products
 from kagent.authoring.inductor.trace import NoSeed, Traced
 
 _MOST_Y_PROGRAMS = 65535
-CHAIN = 512
-"""Products that are summed in one accumulator; a multiple of all blocks' lengths."""
+_DOT_SIDES = [32, 64, 128]
+_DOT_BLOCKS: Mapping[bool, Mapping[str, tuple[int, list[int]]]] = {
+    False: {"YBLOCK": (64, _DOT_SIDES), "XBLOCK": (64, _DOT_SIDES), "R0_BLOCK": (32, [32, 64])},
+    True: {"YBLOCK": (128, [64, 128]), "XBLOCK": (64, [64, 128]), "R0_BLOCK": (16, [16, 32])},
+}
+"""Of products, and of products in float32: blocks, and which others are tried. Those in float32 did
+best on the whole of 24 (H200; rows of any length, the second matrix transposed or not).
+"""
 _SIZE = re.compile(r"ks\d+|[xyz]numel|r\d_numel")
 _WORD = """
 # The compiler knows of a number only whether 16 divides it. Sizes go as a number of words and their
@@ -84,6 +91,7 @@ class _Kernel:
     grid: str
     inner: bool  # it sums along the dimension that is contiguous
     dot: bool
+    precise: bool  # a parameter says how it multiplies
     hints: Mapping[str, int]
     reduces: bool
 
@@ -93,7 +101,7 @@ class TritonFile:
     """A candidate in the making."""
 
     task: Task
-    tunables: dict[str, tuple[int, list[int]]] = field(default_factory=dict)
+    tunables: dict[str, tuple[int | str, Sequence[int | str]]] = field(default_factory=dict)
     helpers: dict[str, str] = field(default_factory=dict)
     host_helpers: dict[str, str] = field(default_factory=dict)
     kernels: list[str] = field(default_factory=list)
@@ -125,7 +133,7 @@ class TritonFile:
 
     def source(self, docstring: str) -> str:
         """The file."""
-        constants = [f"{name} = {value}" for name, (value, _) in self.tunables.items()]
+        constants = [f"{name} = {value!r}" for name, (value, _) in self.tunables.items()]
         tune = ["TUNE = {", *(f'    "{n}": {v},' for n, (_, v) in self.tunables.items()), "}"]
         helpers = [line for text in self.helpers.values() for line in ("", "", *text.splitlines())]
         host = [
@@ -175,6 +183,7 @@ class TritonFile:
             name=node.name,
             lines=text.splitlines(),
             parameters=[n for n in names if n not in blocks],
+            precise=any(a.arg == PRECISION for a in node.args.args),
             blocks=blocks,
             words=sizes,
             grid=grid,
@@ -190,8 +199,10 @@ class TritonFile:
             name for name, kind in signature.items() if kind in ("i32", "i64", "fp32", "fp64")
         }
         _Casts(numbers).visit(node)
+        improve_products(node)
         _drop_unused(node)
-        _shorten_chains(node)
+        if traced.dtype == "float32" and choose_precision(node):
+            self._tunable(PRECISION, "tf32x3", ["tf32x3", "ieee"])
         text = ast.unparse(ast.fix_missing_locations(node))
         short = {"bfloat16": "bf16", "float16": "fp16"}.get(traced.dtype)
         pointers = [n for n, kind in signature.items() if kind == f"*{short}"]
@@ -281,14 +292,16 @@ class TritonFile:
             for name, size in sizes.items()
         ]
         keywords = [f"{w.upper()}_WORD={length}" for w, length in lengths.items()]
-        keywords += [f"{b}={v}" for b, v in values.items()] + [f"num_warps={warps}"]
+        keywords += [f"{b}={v}" for b, v in values.items()]
+        keywords += [f"{PRECISION}={PRECISION}"] if kernel.precise else []
+        keywords += [f"num_warps={warps}"]
         grid_text = f"({', '.join(grid)}{',' if len(grid) == 1 else ''})"
         return wrapped(f"{kernel.name}[{grid_text}]", [*given, *keywords])
 
     def _warps(self, kernel: _Kernel, values: Mapping[str, str]) -> str:
         """Warps of a program: of a row that is summed one for 128 elements, as Inductor has it."""
         if not kernel.inner or kernel.dot or "R0_BLOCK" not in values:
-            return self._tunable("NUM_WARPS", 4, [2, 4, 8])
+            return self._tunable("NUM_WARPS", 4, [4, 8] if kernel.precise else [2, 4, 8])
         most = self._tunable("INNER_NUM_WARPS", 16, [4, 8, 16])
         return f"max(min({most}, {values['R0_BLOCK']} // 128), 1)"
 
@@ -297,8 +310,8 @@ class TritonFile:
         if kernel.dot:
             if kernel.grid == "BatchMatmulGrid3D" and block == "ZBLOCK":
                 return "1"
-            prefix, value = "DOT_", 32 if block == "R0_BLOCK" else 64
-            values = [32, 64] if block == "R0_BLOCK" else [32, 64, 128]
+            value, values = _DOT_BLOCKS[kernel.precise][block]
+            prefix = "DOT_"
         elif block == "R0_BLOCK":
             prefix, value = ("INNER_", 2048) if kernel.inner else ("OUTER_", 64)
             values = [1024, 2048, 4096] if kernel.inner else [16, 64, 256]
@@ -313,7 +326,7 @@ class TritonFile:
             return f"min({constant}, triton.next_power_of_2({sizes['r0_numel']}))"
         return constant
 
-    def _tunable(self, name: str, value: int, values: list[int]) -> str:
+    def _tunable(self, name: str, value: int | str, values: Sequence[int | str]) -> str:
         self.tunables.setdefault(name, (value, values))
         return name
 
@@ -347,48 +360,6 @@ def _in_words(node: ast.FunctionDef, numbers: Sequence[str]) -> list[str]:
 def _factor(text: str) -> str:
     """An expression as a factor: in parentheses, unless it is a name or a number."""
     return text if re.fullmatch(r"\w+", text) else f"({text})"
-
-
-def _shorten_chains(node: ast.FunctionDef) -> None:
-    """Have sums of products in a loop end after `CHAIN` products, and add what they come to with
-    compensation (Kahan's).
-
-    A GPU adds each product to the accumulator: over 524288 positive ones in float32 the error was
-    7.4e-5 (H100), 280 times that of torch.
-    """
-    for at, loop in enumerate(node.body):
-        if not (isinstance(loop, ast.For) and "tl.dot(" in ast.unparse(loop)):
-            continue
-        span = re.fullmatch(r"tl\.range\(0, (\w+), (\w+)\)", ast.unparse(loop.iter))
-        zeros = {
-            name: shape
-            for s in node.body[:at]
-            if (found := re.fullmatch(r"(\w+) = (tl\.full\(.*, 0, tl\.float32\))", ast.unparse(s)))
-            for name, shape in [found.groups()]
-        }
-        added = [n for n in zeros if re.search(rf"= {n} \+ \w+$", ast.unparse(loop), re.MULTILINE)]
-        if span is None or not added:
-            continue
-        size, block = span.groups()
-        lines = [f"{n}_lost = {zeros[n]}" for n in added]
-        lines.append(f"for r0_chain in tl.range(0, {size}, {CHAIN}):")
-        lines += [f"{INDENT}{n}_part = {zeros[n]}" for n in added]
-        end = f"tl.minimum(r0_chain + {CHAIN}, {size})"
-        loop.iter = ast.parse(f"tl.range(r0_chain, {end}, {block})", mode="eval").body
-        inner = ast.unparse(loop)
-        for n in added:
-            inner = re.sub(rf"\b{n}\b", f"{n}_part", inner)
-        lines += [INDENT + line for line in inner.splitlines()]
-        for n in added:
-            lines += [
-                f"{INDENT}{n}_part = {n}_part - {n}_lost",
-                f"{INDENT}{n}_sum = {n} + {n}_part",
-                f"{INDENT}{n}_lost = {n}_sum - {n} - {n}_part",
-                f"{INDENT}{n}_lost = tl.where({n}_lost == {n}_lost, {n}_lost, 0.0)",  # of infinity
-                f"{INDENT}{n} = {n}_sum",
-            ]
-        node.body[at : at + 1] = ast.parse("\n".join(lines)).body
-        return
 
 
 def _entry(node: ast.expr, key: str) -> ast.expr:

@@ -16,8 +16,6 @@ from kagent_sandbox.process.channel import MAX_MESSAGE_BYTES
 from kagent_sandbox.process.forkserver import ForkServer
 
 BASELINES_LIMIT_S = 1800.0  # max-autotune of a large product takes minutes
-MOST_BYTES = 4 << 30
-"""Bytes of inputs of a call that is compiled ahead, at most: others need memory."""
 PROCESS_BYTES = 2 << 30  # of the device: a context, the clock's buffer, what torch keeps
 
 
@@ -78,11 +76,12 @@ class RaceProcesses:
             need_bytes: Memory of the device that one takes.
 
         Returns:
-            Empty for a call that fails, and for all of them where there is no room.
+            Empty for a call that fails, and for all of them where there is no room: others that
+            use the device keep half of what is free.
         """
-        room = self._free_bytes() // (need_bytes + PROCESS_BYTES)
+        room = self._free_bytes() // 2 // (need_bytes + PROCESS_BYTES)
         at_once = min(len(calls), usable_cores(), room)
-        if at_once < 1 or need_bytes > MOST_BYTES:
+        if at_once < 1:
             return [b""] * len(calls)
         self.prefetch()
         with ThreadPoolExecutor(at_once, "compile") as threads:
