@@ -8,6 +8,7 @@ import torch
 from kagent.authoring.draft import trial
 from kagent.authoring.draft.draft import DraftCase, DraftKind, TaskDraft
 from kagent.authoring.draft.reference import reference_py
+from kagent.authoring.draft.toml import task_toml
 from kagent.authoring.draft.trial import Trials
 from kagent.authoring.errors import AuthoringError
 from kagent.authoring.new_task import find_room, make_draft, make_task
@@ -58,6 +59,12 @@ def test_torch_in_tf32_is_a_yardstick_in_all_cases_of_a_convolution(tmp_path):
     errors = [e for c in cases for e in sampler.torch_errors(sampler.fresh(c, 1))]
     assert len(errors) >= 10
     assert all(max(e.row, e.element) < numerics.MOST_TORCH_ERROR for e in errors)
+
+
+def test_a_sample_of_a_convolution_alone_is_a_row_too():
+    given = torch.randn(4, 8, 48), torch.randn(8, 8, 3)
+    draft = make_draft(find_room(make_operation(F.conv1d, given)))
+    assert "row_dims = 2" in task_toml(draft).splitlines()
 
 
 def norm_by_groups(x, z, weight):

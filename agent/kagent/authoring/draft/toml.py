@@ -163,14 +163,23 @@ def _flops(draft: TaskDraft) -> str:
 
 def _allow(draft: TaskDraft) -> list[str]:
     """Products that host code may leave to a library, if there is something else to do."""
-    called = [
+    called = _called(draft)
+    others = [c for c in called if c not in _LIBRARY and c not in _VIEWS and "sym" not in c]
+    return _products(called) if others else []
+
+
+def _called(draft: TaskDraft) -> list[str]:
+    """Names of torch's operations, in order."""
+    return [
         n.target.overloadpacket.__name__
         for n in draft.trace.graph.graph.nodes
         if isinstance(n.target, torch._ops.OpOverload)  # noqa: SLF001 - torch's own name
     ]
-    others = [c for c in called if c not in _LIBRARY and c not in _VIEWS and "sym" not in c]
-    found = [a for c in called for a in _LIBRARY.get(c, ())]
-    return list(dict.fromkeys(found)) if others else []
+
+
+def _products(called: Sequence[str]) -> list[str]:
+    """Library calls for products and convolutions among operations, each once."""
+    return list(dict.fromkeys(a for c in called for a in _LIBRARY.get(c, ())))
 
 
 def _meaning(draft: TaskDraft, name: str) -> str:
@@ -187,7 +196,7 @@ def _row_dims(draft: TaskDraft, shape: Sequence[int | str]) -> int:
 
     Of a convolution a sample is a row: in TF32 a few numbers near 0 err by as much as they are.
     """
-    if "aten::convolution" in _allow(draft):
+    if "aten::convolution" in _products(_called(draft)):
         return max(len(shape) - 1, 0)
     width = 1
     sizes = draft.trace.sizes(shape, draft.trace.dims)
