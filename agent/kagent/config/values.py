@@ -100,7 +100,7 @@ def _proposer(value: str) -> str:
 
 def _on(value: str) -> str:
     if value not in ("local", "ray") and not re.fullmatch(r"ray://[^/\s]+", value):
-        raise ValueError("expected local, ray or ray://HOST[:PORT]")
+        raise ValueError("expected local, ray, ray://HOST[:PORT], or slurm on the command line")
     return value
 
 

@@ -237,7 +237,7 @@ def test_addresses():
     assert client_address("ray://10.0.0.1:7") == "ray://10.0.0.1:7"
     assert load_config(on="ray://head:1").on == "ray://head:1"
     for wrong in ("slum", "ray:", "ray://", "ray://a/b"):
-        with pytest.raises(UserError, match="expected local, ray or"):
+        with pytest.raises(UserError, match="expected local, ray, ray"):
             load_config(on=wrong)
 
 
