@@ -2,13 +2,15 @@
 beside torch's, and errors against float64.
 
 "three axes": as Inductor writes them, [Y, 1, R] and [1, X, R], reshaped and transposed. "matrices":
-as `kagent new` has them, [Y, R] and [R, X]. Both sum in chains of 512 products
-(agent/kagent/authoring/inductor/products.py).
+[Y, R] and [R, X]. "whole rows": matrices of which those whose rows do not begin at multiples of 16
+bytes are copied to where they do, and the copy is timed, too; `kagent new` has these. All sum in
+chains of 512 products (agent/kagent/authoring/inductor/products.py).
 
 python benchmarks/float32_products.py    on a GPU; two minutes, most of it the compiler's
 """
 
 import concurrent.futures
+import math
 import multiprocessing
 import os
 import subprocess
@@ -36,6 +38,9 @@ WAYS = [  # form, precision, Y, X, R, warps
     ("matrices", "tf32x3", 128, 128, 16, 8),
     ("matrices", "tf32x3", 128, 64, 32, 4),
     ("matrices", "tf32x3", 64, 128, 32, 4),
+    ("whole rows", "ieee", 64, 128, 16, 4),
+    ("whole rows", "tf32x3", 128, 64, 16, 4),
+    ("whole rows", "tf32x3", 128, 64, 32, 4),
 ]
 
 
@@ -45,13 +50,15 @@ Way = tuple[str, str, int, int, int, int]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def product(  # type: ignore[no-untyped-def]  # noqa: ANN201
-    a, b, y, m, n_words, k_words,  # noqa: ANN001
-    N_WORD: tl.constexpr, K_WORD: tl.constexpr,
+    a, b, y, m, n_words, k_words, a_words, b_words,  # noqa: ANN001
+    N_WORD: tl.constexpr, K_WORD: tl.constexpr, A_WORD: tl.constexpr, B_WORD: tl.constexpr,
     TRANSPOSED: tl.constexpr, FLAT: tl.constexpr, PRECISION: tl.constexpr,
     Y: tl.constexpr, X: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
     n = n_words * N_WORD
     k = k_words * K_WORD
+    a_row = a_words * A_WORD
+    b_row = b_words * B_WORD
     y_place = tl.program_id(1).to(tl.int64) * Y
     x_place = tl.program_id(0).to(tl.int64) * X
     total = tl.zeros([Y, X], tl.float32)
@@ -69,9 +76,11 @@ def product(  # type: ignore[no-untyped-def]  # noqa: ANN201
                 j = x_place + tl.arange(0, X)[None, :, None]
                 ri = r + tl.arange(0, R)[None, None, :].to(tl.int64)
                 rj = ri
-            one = tl.load(a + (ri + k * i), (ri < k) & (i < m), other=0.0)
-            place = rj + k * j if TRANSPOSED else j + n * rj
-            two = tl.load(b + place, (rj < k) & (j < n), other=0.0)
+            one = tl.load(a + (ri + a_row * i), (ri < a_row) & (i < m), other=0.0)
+            if TRANSPOSED:
+                two = tl.load(b + (rj + b_row * j), (rj < b_row) & (j < n), other=0.0)
+            else:
+                two = tl.load(b + (j + b_row * rj), (rj < k) & (j < b_row), other=0.0)
             if not FLAT:
                 one = tl.reshape(one, [Y, R])
                 two = tl.trans(tl.reshape(two, [X, R]))
@@ -89,10 +98,30 @@ def arguments(shape: Shape, way: Way) -> tuple[tuple[Any, ...], tuple[int, int],
     """Of a launch but for the tensors, its grid, and its options."""
     m, k, n, transposed = shape
     form, precision, rows, columns, block, warps = way
-    n_word, k_word = (min(16, size & -size) for size in (n, k))
-    numbers = (m, n // n_word, k // k_word, n_word, k_word, transposed, form == "matrices")
+    lengths = [n, k, k, k if transposed else n]
+    if form == "whole rows":
+        lengths[2:] = [row(length) for length in lengths[2:]]
+    words = [min(16, length & -length) for length in lengths]
+    sizes = [length // word for length, word in zip(lengths, words, strict=True)]
+    numbers = (m, *sizes, *words, transposed, form != "three axes")
     grid = (triton.cdiv(n, columns), triton.cdiv(m, rows))
     return (*numbers, precision, rows, columns, block), grid, {"num_warps": warps}
+
+
+def row(length: int) -> int:
+    """The least multiple of 16 bytes."""
+    return -(-length // 4) * 4
+
+
+def whole(x: torch.Tensor) -> torch.Tensor:
+    """A matrix whose rows begin at multiples of 16 bytes, and end in zeros."""
+    rows, length = x.shape
+    if row(length) == length:
+        return x
+    wide = torch.empty(rows, row(length), device=x.device)
+    wide[:, :length].copy_(x)
+    wide[:, length:].zero_()
+    return wide
 
 
 def compile_one(job: tuple[str, Way]) -> None:
@@ -113,6 +142,25 @@ def error(y: torch.Tensor, exact: torch.Tensor) -> float:
     return float((y.double() - exact).norm() / exact.norm())
 
 
+def us_of(
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor], shape: Shape, way: Way | None
+) -> float:
+    """µs of a product; without a way, of torch's."""
+    a, b, y = tensors
+
+    def torchs() -> torch.Tensor:
+        return a @ (b.T if shape[3] else b)
+
+    def own() -> None:
+        assert way is not None
+        given, grid, options = arguments(shape, way)
+        one, two = (whole(a), whole(b)) if way[0] == "whole rows" else (a, b)
+        product[grid](one, two, y, *given, **options)
+
+    ms: float = do_bench(torchs if way is None else own, warmup=10, rep=50)
+    return 1e3 * ms
+
+
 def main() -> None:
     jobs = [(name, way) for name in SHAPES for way in WAYS]
     processes = multiprocessing.get_context("spawn")
@@ -127,25 +175,14 @@ def main() -> None:
     tensors = {name: matrices(*shape) for name, shape in SHAPES.items()}
     print("| TFLOP/s | " + " | ".join(SHAPES) + " |\n|" + "---|" * (len(SHAPES) + 1))
     rows = {}
-    for name, (m, k, n, transposed) in SHAPES.items():
-        a, b, _ = tensors[name]
-        us = do_bench(lambda a=a, b=b.T if transposed else b: a @ b, warmup=10, rep=50) * 1e3
-        rows.setdefault("torch", []).append(2e-6 * m * k * n / us)
+    for name, shape in SHAPES.items():
+        us = us_of(tensors[name], shape, None)
+        rows.setdefault("torch", []).append(2e-6 * math.prod(shape[:3]) / us)
     for way in WAYS:
-        for name, (m, k, n, _) in SHAPES.items():
-            given, grid, options = arguments(SHAPES[name], way)
-            launch = product[grid]
-            us = (
-                do_bench(
-                    lambda t=name, g=given, o=options, f=launch: f(*tensors[t], *g, **o),
-                    warmup=10,
-                    rep=50,
-                )
-                * 1e3
-            )
-            rows.setdefault(
-                f"{way[0]}, {way[1]}, {way[2]}x{way[3]}x{way[4]}, {way[5]} warps", []
-            ).append(2e-6 * m * k * n / us)
+        words = f"{way[0]}, {way[1]}, {way[2]}x{way[3]}x{way[4]}, {way[5]} warps"
+        for name, shape in SHAPES.items():
+            us = us_of(tensors[name], shape, way)
+            rows.setdefault(words, []).append(2e-6 * math.prod(shape[:3]) / us)
     for name, found in rows.items():
         print(f"| {name} | " + " | ".join(f"{x:.1f}" for x in found) + " |")
     print("\n| L2 error over norm | torch | ieee | tf32x3 |\n|---|---|---|---|")

@@ -13,7 +13,13 @@ from kagent_sandbox.data.task import Task
 from torch._inductor.runtime import triton_helpers
 
 from kagent.authoring.inductor.host import INDENT, case_dtypes, host_function, kernels_of, wrapped
-from kagent.authoring.inductor.products import PRECISION, choose_precision, improve_products
+from kagent.authoring.inductor.products import (
+    PRECISION,
+    ROWS,
+    Rows,
+    choose_precision,
+    improve_products,
+)
 from kagent.authoring.inductor.trace import NoSeed, Traced
 
 _MOST_Y_PROGRAMS = 65535
@@ -25,7 +31,7 @@ _DOT_BLOCKS: Mapping[bool, Mapping[str, tuple[int, list[int]]]] = {
 """Of products, and of products in float32: blocks, and which others are tried. Those in float32 did
 best on the whole of 24 (H200; rows of any length, the second matrix transposed or not).
 """
-_SIZE = re.compile(r"ks\d+|[xyz]numel|r\d_numel")
+_SIZE = re.compile(r"ks\d+|[xyz]numel|r\d_numel|row_[ab]")
 _WORD = """
 # The compiler knows of a number only whether 16 divides it. Sizes go as a number of words and their
 # length: it sees that the length divides their product, and loads and stores whole words.
@@ -92,6 +98,7 @@ class _Kernel:
     inner: bool  # it sums along the dimension that is contiguous
     dot: bool
     precise: bool  # a parameter says how it multiplies
+    rows: Sequence[Rows]
     hints: Mapping[str, int]
     reduces: bool
 
@@ -116,7 +123,7 @@ class TritonFile:
         """
         module = ast.parse(traced.code)
         kernels = {
-            made: self._kernel(texts[1], made, traced, suffix)
+            made: self._kernel(texts[1], made, traced, suffix, _given(module, made))
             for made, texts in kernels_of(module, "triton")
         }
         if not kernels:
@@ -146,7 +153,9 @@ class TritonFile:
 
     # -- kernels ---------------------------------------------------------------------------------
 
-    def _kernel(self, text: str, made: str, traced: Traced, suffix: str) -> _Kernel:
+    def _kernel(
+        self, text: str, made: str, traced: Traced, suffix: str, given: Sequence[str]
+    ) -> _Kernel:
         tree = ast.parse(text)
         found: _Kernel | None = None
         for node in tree.body:
@@ -158,31 +167,42 @@ class TritonFile:
                     self.helpers[node.name] = self._text(node, traced, {})
                 continue
             node.decorator_list = [d for d in node.decorator_list if d not in heuristics]
-            found = self._described(node, heuristics[0], traced, made, suffix)
+            found = self._described(node, heuristics[0], traced, made, suffix, given)
         if found is None:
             raise NoSeed(f"{made} is no kernel of a kind that is known here")
         return found
 
     def _described(
-        self, node: ast.FunctionDef, decorator: ast.expr, traced: Traced, made: str, suffix: str
+        self,
+        node: ast.FunctionDef,
+        decorator: ast.expr,
+        traced: Traced,
+        made: str,
+        suffix: str,
+        given: Sequence[str],
     ) -> _Kernel:
         assert isinstance(decorator, ast.Call)
-        given = {k.arg: k.value for k in decorator.keywords}
-        hints = ast.literal_eval(given["size_hints"])
-        signature = ast.literal_eval(_entry(given["triton_meta"], "signature"))
-        grid = ast.literal_eval(_entry(given["inductor_meta"], "grid_type"))
+        meant = {k.arg: k.value for k in decorator.keywords}
+        hints = ast.literal_eval(meant["size_hints"])
+        signature = ast.literal_eval(_entry(meant["triton_meta"], "signature"))
+        grid = ast.literal_eval(_entry(meant["inductor_meta"], "grid_type"))
         words = re.sub(r"^triton_\w+?_fused_?|_\d+$", "", made) or "kernel"
         self._count += 1
         node.name = f"_{words[:40].strip('_')}_{self._count}{suffix}"
         names = [a.arg for a in node.args.args]
         blocks = [n for n in names if n.endswith("BLOCK")]
-        sizes = _in_words(node, [n for n in names if signature.get(n) in ("i32", "i64")])
+        parameters = [n for n in names if n not in blocks]
+        rows = improve_products(node, dict(zip(parameters, given, strict=False)))
+        _drop_unused(node)
+        numbers = [n for n in parameters if signature.get(n) in ("i32", "i64")]
+        sizes = _in_words(node, [*numbers, *(r.parameter for r in rows)])
         text = self._text(node, traced, signature)
-        reduction = given.get("reduction_hint")
+        reduction = meant.get("reduction_hint")
         return _Kernel(
             name=node.name,
             lines=text.splitlines(),
-            parameters=[n for n in names if n not in blocks],
+            parameters=parameters,
+            rows=rows,
             precise=any(a.arg == PRECISION for a in node.args.args),
             blocks=blocks,
             words=sizes,
@@ -199,7 +219,6 @@ class TritonFile:
             name for name, kind in signature.items() if kind in ("i32", "i64", "fp32", "fp64")
         }
         _Casts(numbers).visit(node)
-        improve_products(node)
         _drop_unused(node)
         if traced.dtype == "float32" and choose_precision(node):
             self._tunable(PRECISION, "tf32x3", ["tf32x3", "ieee"])
@@ -284,6 +303,11 @@ class TritonFile:
             case _:
                 raise NoSeed(f"Inductor launches {kernel.name} on a {kernel.grid}")
         warps = self._warps(kernel, values)
+        for r in kernel.rows:
+            self.host_helpers.setdefault("_rows", ROWS.strip())
+            tensor, columns = sizes[r.pointer], sizes[r.size]
+            sizes[r.pointer] = f"_rows({tensor}, {columns})"
+            sizes[r.parameter] = f"_row({tensor}, {columns})"
         lengths = {w: f"_word({sizes[w]})" for w in kernel.words}
         if lengths:
             self.host_helpers.setdefault("_word", _WORD.strip())
@@ -331,6 +355,18 @@ class TritonFile:
         return name
 
 
+def _given(module: ast.Module, kernel: str) -> list[str]:
+    """Arguments that Inductor's host code launches a kernel with, if it does so once."""
+    numels: dict[str, str] = {}
+    found: list[list[str]] = []
+    for node in ast.walk(module):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).endswith("numel"):
+            numels[ast.unparse(node.targets[0])] = ast.unparse(node.value)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == f"{kernel}.run":
+            found.append([ast.unparse(a) for a in node.args])
+    return [numels.get(a, a) for a in found[0]] if len(found) == 1 else []
+
+
 def _in_words(node: ast.FunctionDef, numbers: Sequence[str]) -> list[str]:
     """Have a kernel take its sizes as a number of words and their length; the sizes' names."""
     assigned = {
@@ -358,8 +394,8 @@ def _in_words(node: ast.FunctionDef, numbers: Sequence[str]) -> list[str]:
 
 
 def _factor(text: str) -> str:
-    """An expression as a factor: in parentheses, unless it is a name or a number."""
-    return text if re.fullmatch(r"\w+", text) else f"({text})"
+    """An expression as a factor: in parentheses, unless it is a name, a number or a call."""
+    return text if re.fullmatch(r"\w+(\([\w, ]*\))?", text) else f"({text})"
 
 
 def _entry(node: ast.expr, key: str) -> ast.expr:
