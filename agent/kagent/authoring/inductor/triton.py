@@ -21,6 +21,7 @@ from kagent.authoring.inductor.products import (
     improve_products,
 )
 from kagent.authoring.inductor.trace import NoSeed, Traced
+from kagent.authoring.inductor.whole_blocks import leave_masks_to_the_last
 
 _MOST_Y_PROGRAMS = 65535
 _DOT_SIDES = [32, 64, 128]
@@ -72,13 +73,16 @@ _OWN = {
         """,
         (),
     ),
-    "tanh": (
+    "tanh": (  # a polynomial fitted to tanh(x) / x between 0 and 0.6, and beyond by exp(-2 * x)
         """
-        e = _expm1(-2 * tl.abs(x))
-        y = -e / (2 + e)
-        return tl.where(x < 0, -y, y)
+        s = x * x
+        near = (-0.00627639101 * s + 0.0211162167) * s - 0.0538751389
+        near = (near * s + 0.13332924) * s - 0.333333304
+        e = tl.exp(-2 * tl.abs(x))
+        far = 1 - 2 * e / (1 + e)
+        return tl.where(tl.abs(x) < 0.6, x + x * (s * near), tl.where(x < 0, -far, far))
         """,
-        ("expm1",),
+        (),
     ),
     "pow": ("return tl.exp2(y * tl.log2(x))", ()),
 }
@@ -194,6 +198,7 @@ class TritonFile:
         parameters = [n for n in names if n not in blocks]
         rows = improve_products(node, dict(zip(parameters, given, strict=False)))
         _drop_unused(node)
+        leave_masks_to_the_last(node)
         numbers = [n for n in parameters if signature.get(n) in ("i32", "i64")]
         sizes = _in_words(node, [*numbers, *(r.parameter for r in rows)])
         text = self._text(node, traced, signature)
