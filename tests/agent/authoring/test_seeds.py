@@ -75,10 +75,9 @@ def test_a_gpu_seed_is_right_and_holds_for_all_shapes(make):
 
 
 @pytest.mark.parametrize(
-    ("expression", "reshaped"),
-    [("(lambda a: a @ a.mT @ a)(x)", 0), ("(lambda a: a.relu() @ a.mT @ a)(x)", 2)],
+    "expression", ["(lambda a: a @ a.mT @ a)(x)", "(lambda a: a.relu() @ a.mT @ a)(x)"]
 )
-def test_a_product_in_float32_loads_matrices_and_says_how_it_multiplies(make, expression, reshaped):
+def test_a_product_in_float32_loads_matrices_and_says_how_it_multiplies(make, expression):
     task = TASK.replace("k = 2.0", "k = 2.0, floor = 40.0")
     (outcome,) = seeds.write_seeds(make(expression, task), kinds=("gpu",))
     assert outcome.path is not None, outcome.reason
@@ -86,7 +85,7 @@ def test_a_product_in_float32_loads_matrices_and_says_how_it_multiplies(make, ex
     source = outcome.path.read_text()
     assert source.count("input_precision=DOT_PRECISION)") == 2
     assert "DOT_PRECISION = 'tf32x3'" in source.splitlines()
-    assert source.count("tl.reshape(") == reshaped  # what is computed has three axes
+    assert "tl.reshape(" not in source
 
 
 def test_elements_in_their_order_need_a_mask_in_the_last_block_alone(make, builder):
@@ -106,6 +105,24 @@ def test_elements_in_their_order_need_a_mask_in_the_last_block_alone(make, build
     (outcome,) = seeds.write_seeds(make("(lambda a: a + a[:, :1])(x)"), kinds=("gpu",))
     assert outcome.path is not None, outcome.reason
     assert "xoffset + XBLOCK <= xnumel" not in outcome.path.read_text()  # places are computed
+
+
+WINDOWS = """(lambda a: (lambda w: torch.nn.functional.conv1d(
+    torch.nn.functional.pad(a, (2, 2))[:, None], w, w[:, 0, 0], dilation=2
+).sum(1))(torch.arange(24, device=a.device).to(a.dtype).cos().view(8, 1, 3)))(x)"""
+
+
+def test_a_convolution_is_a_product_of_matrices_with_its_bias(make):
+    """As sums in loops they were 0.03 to 0.06 times as fast as cuDNN's (H200)."""
+    task = TASK.replace("k = 2.0", "k = 2.0, floor = 40.0")
+    expression = " ".join(WINDOWS.split())
+    (outcome,) = seeds.write_seeds(make(expression, task), kinds=("gpu",))
+    assert outcome.path is not None, outcome.reason
+    assert outcome.results >= 1
+    source = outcome.path.read_text()
+    (kernel,) = [k for k in source.split("@triton.jit") if "tl.dot(" in k]
+    assert "tl.reshape(" not in kernel
+    assert "tl.store(" in kernel  # with the bias: nothing comes after it but the sum of channels
 
 
 def test_a_product_moves_16_bytes_at_a_time_from_rows_that_begin_anywhere(make, builder):
@@ -264,9 +281,8 @@ def test_functions_that_the_interpreter_lacks(name):
     tl = SimpleNamespace(where=np.where, exp=np.exp, log=np.log, abs=np.abs, floor=np.floor,
                          ceil=np.ceil)  # fmt: skip
     scope = {"tl": tl}
-    for each in (*triton._OWN[name][1], name):
-        body = textwrap.dedent(triton._OWN[each][0]).strip()
-        exec(f"def _{each}(x):\n" + textwrap.indent(body, "    "), scope)
+    body = textwrap.dedent(triton._OWN[name]).strip()
+    exec(f"def _{name}(x):\n" + textwrap.indent(body, "    "), scope)
     low = -0.9 if name == "log1p" else -60
     x = np.concatenate([np.linspace(low, 60, 999), np.geomspace(1e-30, 1, 999), [0.5, 1.5, 2.5]])
     x = x.astype(np.float32)

@@ -11,7 +11,10 @@ from kagent_sandbox.builder.policy import allows
 from kagent_sandbox.data.kind import Kind
 from torch import Tensor
 
+from kagent.authoring.inductor.window_products import window_products
+
 aten = torch.ops.aten
+_LEAST_ROWS = 8  # of a convolution's results, that `tl.dot` is worth it for
 
 
 def plain_loops(kind: Kind, allow: Collection[str]) -> Mapping[Any, Callable[..., Any]]:
@@ -192,6 +195,10 @@ def _convolution(
     places = list(range(-n, 0))
     if depthwise:  # [N, C, places..., window...]
         y = (x * weight.squeeze(1).unsqueeze(0)).sum(places)
+    elif groups == 1 and x.device.type == "cuda" and not _few(weight.shape[0]):
+        for _ in range(n):
+            weight = weight.squeeze(2)
+        return window_products(x, weight, bias)
     elif groups == 1:  # [N, 1, C, places..., window...]
         y = (x.unsqueeze(1) * weight.unsqueeze(0)).sum([2, *places])
     else:  # [N, groups, 1, C / groups, places..., window...]
@@ -202,6 +209,11 @@ def _convolution(
     for _ in range(n):
         bias = bias.unsqueeze(-1)
     return y + bias
+
+
+def _few(rows: Any) -> bool:
+    """Whether a product would leave most of a block's rows empty. A symbol is many."""
+    return type(rows) is int and rows < _LEAST_ROWS
 
 
 def _grouped(x: Tensor, dim: int, groups: int) -> Tensor:

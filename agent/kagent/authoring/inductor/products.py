@@ -38,6 +38,12 @@ _OPERANDS = re.compile(
 _INDEX = re.compile(
     r"tl\.load\((\w+) \+ \((?:(\w+) \+ (ks\d+) \* (\w+)|(ks\d+) \* (\w+) \+ (\w+))\),"
 )
+_SUBSCRIPTS = {
+    "y": ("[None, :, None, None]", "[:, None, None]"),
+    "x": ("[None, None, :, None]", "[None, :, None]"),
+    "r0": ("[None, None, None, :]", "[None, None, :]"),
+}
+_BLOCKS = {"y": "YBLOCK", "x": "XBLOCK", "r0": "R0_BLOCK"}
 _AXES = {"xindex": "xnumel", "yindex": "ynumel", "r0_index": "r0_numel"}
 
 
@@ -102,10 +108,18 @@ class _Matrix:
     axes: tuple[str, str]  # in the order of the matrix
 
     @property
+    def shape(self) -> tuple[str, str]:
+        """Of the matrix."""
+        first, second = (_BLOCKS[a] for a in self.axes)
+        return first, second
+
+    @property
     def subscripts(self) -> dict[str, str]:
-        """Places of an axis's elements, by the subscript that they had."""
-        of = {"y": "[:, None, None]", "x": "[None, :, None]", "r0": "[None, None, :]"}
-        return {of[self.axes[0]]: "[:, None]", of[self.axes[1]]: "[None, :]"}
+        """Places of an axis's elements, by the subscripts that they had: without and with a z axis,
+        whose block is one.
+        """
+        first, second = (_SUBSCRIPTS[a] for a in self.axes)
+        return dict.fromkeys(first, "[:, None]") | dict.fromkeys(second, "[None, :]")
 
 
 def _load_matrices(node: ast.FunctionDef, given: Mapping[str, str]) -> list[Rows]:
@@ -154,9 +168,12 @@ def _copies(body: list[ast.Assign], operand: _Matrix) -> dict[int, ast.stmt] | N
         text = ast.unparse(body[at])
         for old, new in operand.subscripts.items():
             text = text.replace(old, new)
-        if re.search(r"None, None|None, :, None|\[\w*BLOCK|tl\.(?:full|reshape|trans)", text):
+        text = re.sub(r"\[1(, 1){2,3}\]", "[1, 1]", text)
+        text = re.sub(r"\[(\w+, ){2,3}R0_BLOCK\]", f"[{', '.join(operand.shape)}]", text)
+        if re.search(r"None, None|None, :, None|tl\.(?:reshape|trans)", text):
             return None
-        if "tl.arange(" not in text and not own & _read(body[at]):
+        axes = "tl.arange(" in text or "tl.full([1, 1]," in text
+        if not axes and not own & _read(body[at]):
             continue  # it has no axes: both operands use it
         own.add(_name(body[at]))
         for name in own:

@@ -26,7 +26,7 @@ from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.task import Task, draw_hidden
 from kagent_sandbox.errors import KagentError
 from torch._dynamo.source import ConstantSource
-from torch._inductor import config, lowering, sizevars
+from torch._inductor import config, ir, lowering, sizevars
 from torch._inductor.codegen.cpp import CppKernel
 from torch._inductor.debug import DebugContext
 from torch._inductor.decomposition import select_decomp_table
@@ -97,6 +97,8 @@ def install() -> None:
     # Inductor's own way to call a library's convolution makes constants of the weight's sizes.
     lowering.make_fallback(torch.ops.aten.convolution.default)  # type: ignore[no-untyped-call]
     sizevars.join_dimensions = join_dimensions  # the same, without a search for patterns
+    layout: Any = ir.Layout
+    layout._stride_expr_ge_or_false = staticmethod(_at_least)  # noqa: SLF001 - torch's own name
     attention: Any = F.scaled_dot_product_attention
 
     @functools.wraps(attention)
@@ -105,6 +107,14 @@ def install() -> None:
         return attention(*args, **known)
 
     F.scaled_dot_product_attention = plain_flags
+
+
+def _at_least(stride: Any, other: Any) -> bool:
+    """Whether a stride is at least another one, by the example's sizes: of products of sums torch
+    asks for a remainder, which sympy writes as a fraction and cannot bound.
+    """
+    hint = V.graph.sizevars.optimization_hint
+    return bool(hint(stride) >= hint(other))
 
 
 def trace(task: Task, kind: Kind) -> list[Traced]:

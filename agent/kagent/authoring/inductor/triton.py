@@ -44,37 +44,27 @@ _IN_LANGUAGE = (
 )
 """Functions that Triton's language has itself, and its interpreter with it."""
 _OWN = {
-    "isnan": ("return x != x", ()),
-    "mul_rn": ("return x * y", ()),  # whether a sum follows in one rounding or two, both are right
-    "isinf": ("return tl.abs(x) == float('inf')", ()),
-    "trunc": ("return tl.where(x < 0, tl.ceil(x), tl.floor(x))", ()),
-    "nearbyint": (
-        """
+    "isnan": "return x != x",
+    "mul_rn": "return x * y",  # whether a sum follows in one rounding or two, both are right
+    "isinf": "return tl.abs(x) == float('inf')",
+    "trunc": "return tl.where(x < 0, tl.ceil(x), tl.floor(x))",
+    "nearbyint": """
         low = tl.floor(x)
         rest = x - low
         odd = low - 2 * tl.floor(low / 2)
         return low + tl.where((rest > 0.5) | ((rest == 0.5) & (odd == 1)), 1.0, 0.0)
         """,
-        (),
-    ),
-    "expm1": (
-        """
+    "expm1": """
         y = tl.exp(x)
         near = tl.where(y == 1, x, (y - 1) * x / tl.where(y == 1, 1.0, tl.log(y)))
         return tl.where(tl.abs(x) < 1, near, y - 1)
         """,
-        (),
-    ),
-    "log1p": (
-        """
+    "log1p": """
         y = 1 + x
         near = tl.log(y) * x / tl.where(y == 1, 1.0, y - 1)
         return tl.where((y == 1) | (y == float('inf')), x, near)
         """,
-        (),
-    ),
-    "tanh": (  # a polynomial fitted to tanh(x) / x between 0 and 0.6, and beyond by exp(-2 * x)
-        """
+    "tanh": """
         s = x * x
         near = (-0.00627639101 * s + 0.0211162167) * s - 0.0538751389
         near = (near * s + 0.13332924) * s - 0.333333304
@@ -82,11 +72,11 @@ _OWN = {
         far = 1 - 2 * e / (1 + e)
         return tl.where(tl.abs(x) < 0.6, x + x * (s * near), tl.where(x < 0, -far, far))
         """,
-        (),
-    ),
-    "pow": ("return tl.exp2(y * tl.log2(x))", ()),
+    "pow": "return tl.exp2(y * tl.log2(x))",
 }
-"""Functions of CUDA's library, which the interpreter lacks, written out; and their needs."""
+"""Functions of CUDA's library, which the interpreter lacks, written out. Near 0, tanh is x times a
+polynomial that was fitted to tanh(x) / x.
+"""
 
 
 @dataclass
@@ -250,9 +240,7 @@ class TritonFile:
         return text.replace("triton_helpers.", "")
 
     def _add_own(self, name: str) -> None:
-        body, needs = _OWN[name]
-        for other in needs:
-            self._add_own(other)
+        body = _OWN[name]
         parameters = "x, y" if name in ("pow", "mul_rn") else "x"
         self.helpers.setdefault(
             f"_{name}",
