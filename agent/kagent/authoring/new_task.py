@@ -687,7 +687,7 @@ def _far(room: Room, bench: Mapping[str, int]) -> dict[str, int]:
 
 
 def _constraints(room: Room) -> tuple[str, ...]:
-    """What keeps tensors within 32-bit indices in hidden cases, where the example's are.
+    """Constraints that keep tensors within 32-bit indices in hidden cases, where the example's are.
 
     Kernels that Inductor writes for the example have such indices, as those of torch.compile: for
     larger tensors it would compile others.

@@ -109,7 +109,7 @@ class _Matrix:
 
     @property
     def shape(self) -> tuple[str, str]:
-        """Of the matrix."""
+        """Blocks of both axes."""
         first, second = (_BLOCKS[a] for a in self.axes)
         return first, second
 

@@ -29,7 +29,7 @@ _DOT_BLOCKS: Mapping[bool, Mapping[str, tuple[int, list[int]]]] = {
     False: {"YBLOCK": (64, _DOT_SIDES), "XBLOCK": (64, _DOT_SIDES), "R0_BLOCK": (32, [32, 64])},
     True: {"YBLOCK": (128, [64, 128]), "XBLOCK": (64, [64, 128]), "R0_BLOCK": (16, [16, 32])},
 }
-"""Of products, and of products in float32: blocks, and which others are tried. Those in float32 did
+"""Blocks of products, and of those in float32, and which others are tried. Those in float32 did
 best on the whole of 24 (H200; rows of any length, the second matrix transposed or not).
 """
 _SIZE = re.compile(r"ks\d+|[xyz]numel|r\d_numel|row_[ab]")
