@@ -3,8 +3,9 @@ beside torch's, and errors against float64.
 
 "three axes": as Inductor writes them, [Y, 1, R] and [1, X, R], reshaped and transposed. "matrices":
 [Y, R] and [R, X]. "whole rows": matrices of which those whose rows do not begin at multiples of 16
-bytes are copied to where they do, and the copy is timed, too; `kagent new` has these. All sum in
-chains of 512 products (agent/kagent/authoring/inductor/products.py).
+bytes are copied to where they do, and the copy is timed, too; seeds of `kagent new` have these. All
+sum in chains of 512 products, as those do (agent/kagent/authoring/inductor/products.py), but for
+sums that are infinite.
 
 python benchmarks/float32_products.py    on a GPU; two minutes, most of it the compiler's
 """

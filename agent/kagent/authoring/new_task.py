@@ -687,7 +687,8 @@ def _far(room: Room, bench: Mapping[str, int]) -> dict[str, int]:
 
 
 def _constraints(room: Room) -> tuple[str, ...]:
-    """Constraints that keep tensors within 32-bit indices in hidden cases, where the example's are.
+    """Constraints that keep arguments and results within 32-bit indices in hidden cases, where
+    those of the example are.
 
     Kernels that Inductor writes for the example have such indices, as those of torch.compile: for
     larger tensors it would compile others.

@@ -195,7 +195,7 @@ def _convolution(
     places = list(range(-n, 0))
     if depthwise:  # [N, C, places..., window...]
         y = (x * weight.squeeze(1).unsqueeze(0)).sum(places)
-    elif groups == 1 and x.device.type == "cuda" and not _few(weight.shape[0]):
+    elif groups == 1 and x.device.type == "cuda" and _is_product(x, weight, n):
         for _ in range(n):
             weight = weight.squeeze(2)
         return window_products(x, weight, bias)
@@ -211,9 +211,15 @@ def _convolution(
     return y + bias
 
 
-def _few(rows: Any) -> bool:
-    """Whether a product would leave most of a block's rows empty. A symbol is many."""
-    return type(rows) is int and rows < _LEAST_ROWS
+def _is_product(windows: Tensor, weight: Tensor, n: int) -> bool:
+    """Whether a convolution is worth a product of matrices: that has no use for one place or one
+    number of a window, and would leave most rows empty for few channels. Symbols are many.
+    """
+    places, window = windows.shape[2 : n + 2], [weight.shape[1], *weight.shape[n + 2 :]]
+    few = type(weight.shape[0]) is int and weight.shape[0] < _LEAST_ROWS
+    single = any(all(type(s) is int and s == 1 for s in sizes) for sizes in (places, window))
+    known = windows.dtype in (torch.float16, torch.bfloat16, torch.float32)
+    return known and not few and not single
 
 
 def _grouped(x: Tensor, dim: int, groups: int) -> Tensor:

@@ -13,22 +13,26 @@ CHAIN = 512
 """Products that are summed in one accumulator; a multiple of all blocks' lengths."""
 PRECISION = "DOT_PRECISION"
 """Parameter of a kernel with a product in float32: how Triton multiplies."""
-ROWS = """
-# Loads of 16 bytes need rows that begin at multiples of them: others are copied to where they do.
+PADDED_ROWS = """
+# Loads of 16 bytes need rows that begin at multiples of them: others are copied to where they do,
+# but for short rows, which would become much longer, and where indices need more than 32 bits.
 def _row(x, columns):
     each = 16 // x.element_size()
-    return -(-columns // each) * each
+    row = -(-columns // each) * each
+    return row if 4 * row <= 5 * columns and x.numel() // columns * row < 2**31 else columns
 
 
 def _rows(x, columns):
     row = _row(x, columns)
     if row == columns:
         return x
-    wide = torch.empty((x.numel() // columns, row), dtype=x.dtype, device=x.device)
-    wide[:, :columns].copy_(x.view(-1, columns))
+    rows = x.numel() // columns
+    wide = torch.empty((rows, row), dtype=x.dtype, device=x.device)
+    wide[:, :columns].copy_(torch.as_strided(x, (rows, columns), (columns, 1)))
     wide[:, columns:].zero_()
     return wide
 """
+"""Host code for operands whose rows may begin anywhere."""
 _OPERANDS = re.compile(
     r"(\w+) = (?:tl\.reshape\((\w+), \[YBLOCK, R0_BLOCK\]\)"
     r"|tl\.trans\(tl\.reshape\((\w+), \[XBLOCK, R0_BLOCK\]\)\))"
@@ -48,7 +52,7 @@ _AXES = {"xindex": "xnumel", "yindex": "ynumel", "r0_index": "r0_numel"}
 
 
 @dataclass(frozen=True)
-class Rows:
+class PaddedOperand:
     """An operand whose rows may begin anywhere; the host copies it to where they do not.
 
     Attributes:
@@ -62,7 +66,7 @@ class Rows:
     parameter: str
 
 
-def improve_products(node: ast.FunctionDef, given: Mapping[str, str]) -> list[Rows]:
+def improve_products(node: ast.FunctionDef, given: Mapping[str, str]) -> list[PaddedOperand]:
     """Have a kernel load what it multiplies as matrices, and sum in short chains.
 
     Args:
@@ -70,8 +74,8 @@ def improve_products(node: ast.FunctionDef, given: Mapping[str, str]) -> list[Ro
         given: Host code's expressions by parameter.
 
     Returns:
-        Operands that are to be given with whole rows (`ROWS`). The lengths of these are parameters
-        after the others.
+        Operands that are to be given with whole rows (`PADDED_ROWS`). The lengths of these are
+        parameters after the others.
     """
     rows = _load_matrices(node, given)
     at = sum(not a.arg.endswith("BLOCK") for a in node.args.args)
@@ -122,7 +126,7 @@ class _Matrix:
         return dict.fromkeys(first, "[:, None]") | dict.fromkeys(second, "[None, :]")
 
 
-def _load_matrices(node: ast.FunctionDef, given: Mapping[str, str]) -> list[Rows]:
+def _load_matrices(node: ast.FunctionDef, given: Mapping[str, str]) -> list[PaddedOperand]:
     """Have the operands of a product loaded with the axes that they have as matrices.
 
     Inductor loads [YBLOCK, 1, R0_BLOCK] and [1, XBLOCK, R0_BLOCK], and reshapes and transposes
@@ -140,7 +144,7 @@ def _load_matrices(node: ast.FunctionDef, given: Mapping[str, str]) -> list[Rows
         return []
     blocks = {o.target for o in operands}
     found: dict[int, list[ast.stmt]] = {}
-    rows: list[Rows] = []
+    rows: list[PaddedOperand] = []
     for operand in operands:
         made = _copies(body, operand)
         if made is None:
@@ -191,11 +195,12 @@ def _whole_rows(
     operand: _Matrix,
     kernel: str,
     given: Mapping[str, str],
-) -> list[Rows]:
+) -> list[PaddedOperand]:
     """Have an operand's rows be as long as the host says, if they are those of a whole tensor.
 
     Four bytes at a time, as where rows are of odd lengths, loads take longer than the product: 22
-    TFLOP/s instead of 54 (H200, the second matrix transposed).
+    TFLOP/s instead of 54 (H200, the second matrix transposed). Of a whole tensor means: one load
+    reads it, with the rows' length as the stride, and nothing is computed on the way.
     """
     texts = {at: ast.unparse(s) for at, s in copies.items()}
     values = dict(t.split(" = ", 1) for t in texts.values())
@@ -217,7 +222,7 @@ def _whole_rows(
     row = f"row{operand.suffix}"
     for at, old in ((load, size), (masks[0], length)):
         (copies[at],) = ast.parse(re.sub(rf"\b{old}\b", row, texts[at])).body
-    return [Rows(pointer, size, row)]
+    return [PaddedOperand(pointer, size, row)]
 
 
 def _assignments(node: ast.AST) -> Iterator[ast.Assign]:

@@ -38,6 +38,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._sympy.printers import PythonPrinter
+from torch.utils._sympy.value_ranges import ValueRangeError
 
 from kagent.authoring.inductor.decompositions import plain_loops
 from kagent.authoring.inductor.join_dimensions import join_dimensions
@@ -46,6 +47,7 @@ from kagent.authoring.inductor.online_softmax import any_length, read_softmaxes_
 MOST_TRACES = 6
 _DRAWS = 3  # runs' worth of hidden cases that are looked at
 _NEAR_INT32 = 1 << 30
+_torchs_at_least: Any = ir.Layout._stride_expr_ge_or_false  # noqa: SLF001 - torch's own name
 _WRITE = torch.ops.aten.copy_.default  # what functionalize leaves of writing an argument
 _HALF = ("bfloat16", "float16")
 _SETTINGS = {
@@ -110,11 +112,14 @@ def install() -> None:
 
 
 def _at_least(stride: Any, other: Any) -> bool:
-    """Whether a stride is at least another one, by the example's sizes: of products of sums torch
-    asks for a remainder, which sympy writes as a fraction and cannot bound.
+    """Whether a stride is at least another one; by the example's sizes where torch cannot tell: of
+    products of sums it asks for a remainder, which sympy writes as a fraction and cannot bound.
     """
-    hint = V.graph.sizevars.optimization_hint
-    return bool(hint(stride) >= hint(other))
+    try:
+        return bool(_torchs_at_least(stride, other))
+    except ValueRangeError:
+        hint = V.graph.sizevars.optimization_hint
+        return bool(hint(stride) >= hint(other))
 
 
 def trace(task: Task, kind: Kind) -> list[Traced]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,9 +14,9 @@ from torch._inductor.runtime import triton_helpers
 
 from kagent.authoring.inductor.host import INDENT, case_dtypes, host_function, kernels_of, wrapped
 from kagent.authoring.inductor.products import (
+    PADDED_ROWS,
     PRECISION,
-    ROWS,
-    Rows,
+    PaddedOperand,
     choose_precision,
     improve_products,
 )
@@ -74,8 +74,8 @@ _OWN = {
         """,
     "pow": "return tl.exp2(y * tl.log2(x))",
 }
-"""Functions of CUDA's library, which the interpreter lacks, written out. Near 0, tanh is x times a
-polynomial that was fitted to tanh(x) / x.
+"""Functions of CUDA's library, which the interpreter lacks, written out, as exact as float32.
+Near 0, tanh is x times a polynomial that was fitted to tanh(x) / x.
 """
 
 
@@ -92,7 +92,8 @@ class _Kernel:
     inner: bool  # it sums along the dimension that is contiguous
     dot: bool
     precise: bool  # a parameter says how it multiplies
-    rows: Sequence[Rows]
+    padded: Sequence[PaddedOperand]
+    unread: Sequence[str]  # parameters that the kernel has no more
     hints: Mapping[str, int]
     reduces: bool
 
@@ -186,18 +187,23 @@ class TritonFile:
         names = [a.arg for a in node.args.args]
         blocks = [n for n in names if n.endswith("BLOCK")]
         parameters = [n for n in names if n not in blocks]
-        rows = improve_products(node, dict(zip(parameters, given, strict=False)))
+        padded = improve_products(node, dict(zip(parameters, given, strict=False)))
         _drop_unused(node)
+        unread = _drop_sizes(node, {o.size for o in padded})
         leave_masks_to_the_last(node)
         numbers = [n for n in parameters if signature.get(n) in ("i32", "i64")]
-        sizes = _in_words(node, [*numbers, *(r.parameter for r in rows)])
+        sizes = _in_words(node, [*numbers, *(o.parameter for o in padded)])
+        if grid == "BatchMatmulGrid3D" and _is_one_for_all_samples(ast.unparse(node)):
+            _swap_axes(node)
+            grid = "PlacesFirst"
         text = self._text(node, traced, signature)
         reduction = meant.get("reduction_hint")
         return _Kernel(
             name=node.name,
             lines=text.splitlines(),
             parameters=parameters,
-            rows=rows,
+            padded=padded,
+            unread=unread,
             precise=any(a.arg == PRECISION for a in node.args.args),
             blocks=blocks,
             words=sizes,
@@ -289,6 +295,8 @@ class TritonFile:
                 grid = [programs("X"), f"min({y}, {most})", f"triton.cdiv({y}, {most})"]
             case "Grid3D":
                 grid = [programs("X"), programs("Y"), programs("Z")]
+            case "PlacesFirst":
+                grid = [programs("X"), programs("Y"), programs("Z")]
             case "BatchMatmulGrid3D":
                 grid = [programs("Z"), programs("Y"), programs("X")]
             case "SplitScanGrid":
@@ -296,17 +304,18 @@ class TritonFile:
             case _:
                 raise NoSeed(f"Inductor launches {kernel.name} on a {kernel.grid}")
         warps = self._warps(kernel, values)
-        for r in kernel.rows:
-            self.host_helpers.setdefault("_rows", ROWS.strip())
-            tensor, columns = sizes[r.pointer], sizes[r.size]
-            sizes[r.pointer] = f"_rows({tensor}, {columns})"
-            sizes[r.parameter] = f"_row({tensor}, {columns})"
+        for operand in kernel.padded:
+            self.host_helpers.setdefault("_rows", PADDED_ROWS.strip())
+            tensor, columns = sizes[operand.pointer], sizes[operand.size]
+            sizes[operand.pointer] = f"_rows({tensor}, {columns})"
+            sizes[operand.parameter] = f"_row({tensor}, {columns})"
         lengths = {w: f"_word({sizes[w]})" for w in kernel.words}
         if lengths:
             self.host_helpers.setdefault("_word", _WORD.strip())
         given = [
             f"{_factor(size)} // {lengths[name]}" if name in lengths else size
             for name, size in sizes.items()
+            if name not in kernel.unread
         ]
         keywords = [f"{w.upper()}_WORD={length}" for w, length in lengths.items()]
         keywords += [f"{b}={v}" for b, v in values.items()]
@@ -318,14 +327,16 @@ class TritonFile:
     def _warps(self, kernel: _Kernel, values: Mapping[str, str]) -> str:
         """Warps of a program: of a row that is summed one for 128 elements, as Inductor has it."""
         if not kernel.inner or kernel.dot or "R0_BLOCK" not in values:
-            return self._tunable("NUM_WARPS", 4, [4, 8] if kernel.precise else [2, 4, 8])
+            if kernel.precise:
+                return self._tunable("DOT_NUM_WARPS", 4, [4, 8])
+            return self._tunable("NUM_WARPS", 4, [2, 4, 8])
         most = self._tunable("INNER_NUM_WARPS", 16, [4, 8, 16])
         return f"max(min({most}, {values['R0_BLOCK']} // 128), 1)"
 
     def _block(self, kernel: _Kernel, block: str, sizes: Mapping[str, str]) -> str:
         axes = sum(b != "R0_BLOCK" for b in kernel.blocks)
         if kernel.dot:
-            if kernel.grid == "BatchMatmulGrid3D" and block == "ZBLOCK":
+            if block == "ZBLOCK":
                 return "1"
             value, values = _DOT_BLOCKS[kernel.precise][block]
             prefix = "DOT_"
@@ -346,6 +357,31 @@ class TritonFile:
     def _tunable(self, name: str, value: int | str, values: Sequence[int | str]) -> str:
         self.tunables.setdefault(name, (value, values))
         return name
+
+
+def _is_one_for_all_samples(kernel: str) -> bool:
+    """Whether a product's first matrix is the same for all samples, as a convolution's weight."""
+    first = re.findall(r"^ *\w+_a = .*$", kernel, re.MULTILINE)
+    return bool(first) and not any(re.search(r"\bz(?:index|\d)", line) for line in first)
+
+
+def _swap_axes(node: ast.FunctionDef) -> None:
+    """Have a convolution's places along the grid's first axis, and samples along the last one: that
+    has 65535 programs at most.
+    """
+    for call in ast.walk(node):
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "tl.program_id":
+            (axis,) = call.args
+            if isinstance(axis, ast.Constant) and axis.value in (0, 2):
+                axis.value = 2 - axis.value
+
+
+def _drop_sizes(node: ast.FunctionDef, sizes: Collection[str]) -> list[str]:
+    """Drop those of some parameters that nothing reads; their names."""
+    read = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    unread = [n for n in sizes if n not in read]
+    node.args.args = [a for a in node.args.args if a.arg not in unread]
+    return unread
 
 
 def _given(module: ast.Module, kernel: str) -> list[str]:

@@ -22,16 +22,19 @@ def leave_masks_to_the_last(node: ast.FunctionDef) -> None:
     rest = node.body[at:]
     if not rest or any(not isinstance(s, ast.Assign | ast.Expr) for s in rest):
         return
-    if any(
-        re.search(r"\bxindex\b", t) and not re.fullmatch(r"\w+ = xindex", t) for t in texts[at:]
-    ):
-        return  # places are computed from it: neighbours need not lie beside each other
+    text = "\n".join(texts[at:])
+    order = set(re.findall(r"^(\w+) = xindex$", text, re.MULTILINE))
+    places = re.findall(r"tl\.(?:load|store)\(\w+ \+ (\w+)[,)]", text)
+    if len(places) != len(re.findall(r"\btl\.(?:load|store)\(", text)):
+        return  # places are computed: neighbours need not lie beside each other
+    if not set(places) <= order | {"0"}:
+        return
     unmasked = ast.parse("\n".join(texts[at:])).body
     masks = _Unmask()
     unmasked = [masks.visit(s) for s in unmasked]
     if any(isinstance(n, ast.Name) and n.id == "xmask" for s in unmasked for n in ast.walk(s)):
         return
-    whole = ast.parse("xoffset + XBLOCK <= xnumel", mode="eval").body
+    whole = ast.parse("XBLOCK <= xnumel - xoffset", mode="eval").body  # a sum could overflow
     node.body[at:] = [ast.If(whole, unmasked, rest)]
 
 

@@ -20,7 +20,7 @@ from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 def install() -> Any:
     """Declare the operation, as long as what is returned lives, and have Inductor know it."""
     library: Any = torch.library  # torch declares no types of its methods
-    kept = library.Library("kagent", "DEF")
+    kept = library.Library("kagent", "FRAGMENT")
     kept.define("window_products(Tensor windows, Tensor weight, Tensor? bias) -> Tensor")
     kept.impl("window_products", _shaped, "Meta")
     lowering.register_lowering(torch.ops.kagent.window_products.default, type_promotion_kind=None)(
@@ -55,17 +55,25 @@ def _lower(windows: Any, weight: Any, bias: Any) -> Any:
     n = len(window)
     batch, channels, places = sizes[0], sizes[1], sizes[2 : 2 + n]
     load, load_weight = windows.make_loader(), weight.make_loader()
+    dtype = windows.get_dtype()
+
+    def operand(value: Any) -> Any:
+        """A 16-bit number as it was stored: Inductor computes with such in float32."""
+        if dtype in (torch.float16, torch.bfloat16):
+            return ops.to_dtype(value, dtype, use_compute_types=False)
+        return value
 
     def inner(index: Any, reduced: Any) -> Any:
         sample, out, place = index
         channel, *at = _parts(reduced[0], [channels, *window])
         here = _parts(place, places)
-        return ops.dot(load_weight([out, channel, *at]), load([sample, channel, *here, *at]))
+        one, other = load_weight([out, channel, *at]), load([sample, channel, *here, *at])
+        return ops.dot(operand(one), operand(other))
 
     found = ir.Reduction.create(
         device=windows.get_device(),
-        dst_dtype=windows.get_dtype(),
-        src_dtype=windows.get_dtype(),
+        dst_dtype=dtype,
+        src_dtype=dtype,
         inner_fn=inner,
         ranges=[batch, weight.get_size()[0], math.prod(places)],
         reduction_ranges=[channels * math.prod(window)],

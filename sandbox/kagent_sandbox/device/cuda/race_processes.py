@@ -77,7 +77,7 @@ class RaceProcesses:
 
         Returns:
             Empty for a call that fails, and for all of them where there is no room: others that
-            use the device keep half of what is free.
+            use the device keep half of what is free, by the calls' inputs and results.
         """
         room = self._free_bytes() // 2 // (need_bytes + PROCESS_BYTES)
         at_once = min(len(calls), usable_cores(), room)
