@@ -10,15 +10,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._inductor import ir, lowering
-from torch._inductor.runtime.hints import ReductionHint
-from torch._inductor.virtualized import ops
-from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 
 @functools.cache
 def install() -> Any:
-    """Declare the operation, as long as what is returned lives, and have Inductor know it."""
+    """Declare the operation, as long as what is returned lives, and have Inductor know it.
+
+    Inductor is imported here and below: who only wants sums in loops need not wait for it.
+    """
+    from torch._inductor import lowering
+
     library: Any = torch.library  # torch declares no types of its methods
     kept = library.Library("kagent", "FRAGMENT")
     kept.define("window_products(Tensor windows, Tensor weight, Tensor? bias) -> Tensor")
@@ -51,6 +52,10 @@ def _shaped(windows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # 
 
 
 def _lower(windows: Any, weight: Any, bias: Any) -> Any:
+    from torch._inductor import ir, lowering
+    from torch._inductor.runtime.hints import ReductionHint
+    from torch._inductor.virtualized import ops
+
     sizes, window = windows.get_size(), weight.get_size()[2:]
     n = len(window)
     batch, channels, places = sizes[0], sizes[1], sizes[2 : 2 + n]
@@ -92,6 +97,8 @@ def _lower(windows: Any, weight: Any, bias: Any) -> Any:
 
 def _parts(index: Any, sizes: Any) -> list[Any]:
     """Places in several dimensions of a place in all of them together."""
+    from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+
     parts = []
     for size in reversed(sizes[1:]):
         parts.append(ModularIndexing(index, 1, size))
