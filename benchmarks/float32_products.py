@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from kagent.authoring.inductor.products import PADDED_ROWS
 from triton.testing import do_bench
 
 SHAPES = {  # M, K, N, whether the second matrix is transposed
@@ -44,6 +45,9 @@ WAYS = [  # form, precision, Y, X, R, warps
     ("whole rows", "tf32x3", 128, 64, 32, 4),
 ]
 
+
+HOST: dict[str, Any] = {"torch": torch}
+exec(PADDED_ROWS, HOST)
 
 Shape = tuple[int, int, int, bool]
 Way = tuple[str, str, int, int, int, int]
@@ -101,28 +105,14 @@ def arguments(shape: Shape, way: Way) -> tuple[tuple[Any, ...], tuple[int, int],
     form, precision, rows, columns, block, warps = way
     lengths = [n, k, k, k if transposed else n]
     if form == "whole rows":
-        lengths[2:] = [row(length) for length in lengths[2:]]
+        shapes = (m, k), (n, k) if transposed else (k, n)
+        empty = [torch.empty(shape, device="meta") for shape in shapes]
+        lengths[2:] = [HOST["_row"](x, x.shape[1]) for x in empty]
     words = [min(16, length & -length) for length in lengths]
     sizes = [length // word for length, word in zip(lengths, words, strict=True)]
     numbers = (m, *sizes, *words, transposed, form != "three axes")
     grid = (triton.cdiv(n, columns), triton.cdiv(m, rows))
     return (*numbers, precision, rows, columns, block), grid, {"num_warps": warps}
-
-
-def row(length: int) -> int:
-    """The least multiple of 16 bytes."""
-    return -(-length // 4) * 4
-
-
-def whole(x: torch.Tensor) -> torch.Tensor:
-    """A matrix whose rows begin at multiples of 16 bytes, and end in zeros."""
-    rows, length = x.shape
-    if row(length) == length:
-        return x
-    wide = torch.empty(rows, row(length), device=x.device)
-    wide[:, :length].copy_(x)
-    wide[:, length:].zero_()
-    return wide
 
 
 def compile_one(job: tuple[str, Way]) -> None:
@@ -155,8 +145,9 @@ def us_of(
     def own() -> None:
         assert way is not None
         given, grid, options = arguments(shape, way)
-        one, two = (whole(a), whole(b)) if way[0] == "whole rows" else (a, b)
-        product[grid](one, two, y, *given, **options)
+        whole = way[0] == "whole rows"
+        operands = [HOST["_rows"](x, x.shape[1]) if whole else x for x in (a, b)]
+        product[grid](*operands, y, *given, **options)
 
     ms: float = do_bench(torchs if way is None else own, warmup=10, rep=50)
     return 1e3 * ms

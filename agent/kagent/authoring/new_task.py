@@ -718,7 +718,7 @@ def _elements(found: TracedOperation) -> str:
     """Formula: elements of all arguments and results."""
     parts = _elements_of_each(found)
     total = [p for p in parts if not re.fullmatch(r"[\d* ]+", p)]
-    return " + ".join(total or list(parts))
+    return " + ".join(total or parts)
 
 
 def _elements_of_each(found: TracedOperation) -> list[str]:

@@ -190,15 +190,13 @@ def _convolution(
         x = x.unfold(d + 2, dilation[d] * (window[d] - 1) + 1, stride[d])
         if dilation[d] > 1:
             x = aten.slice.Tensor(x, x.dim() - 1, 0, None, dilation[d])
+    if groups == 1 and x.device.type == "cuda" and _is_product(x, weight):
+        return window_products(x, weight, bias)
     for _ in range(n):  # [O, C / groups, 1..., window...]
         weight = weight.unsqueeze(2)
     places = list(range(-n, 0))
     if depthwise:  # [N, C, places..., window...]
         y = (x * weight.squeeze(1).unsqueeze(0)).sum(places)
-    elif groups == 1 and x.device.type == "cuda" and _is_product(x, weight, n):
-        for _ in range(n):
-            weight = weight.squeeze(2)
-        return window_products(x, weight, bias)
     elif groups == 1:  # [N, 1, C, places..., window...]
         y = (x.unsqueeze(1) * weight.unsqueeze(0)).sum([2, *places])
     else:  # [N, groups, 1, C / groups, places..., window...]
@@ -211,11 +209,11 @@ def _convolution(
     return y + bias
 
 
-def _is_product(windows: Tensor, weight: Tensor, n: int) -> bool:
+def _is_product(windows: Tensor, weight: Tensor) -> bool:
     """Whether a convolution is worth a product of matrices: that has no use for one place or one
     number of a window, and would leave most rows empty for few channels. Symbols are many.
     """
-    places, window = windows.shape[2 : n + 2], [weight.shape[1], *weight.shape[n + 2 :]]
+    places, window = windows.shape[2 : weight.dim()], weight.shape[1:]
     few = type(weight.shape[0]) is int and weight.shape[0] < _LEAST_ROWS
     single = any(all(type(s) is int and s == 1 for s in sizes) for sizes in (places, window))
     known = windows.dtype in (torch.float16, torch.bfloat16, torch.float32)

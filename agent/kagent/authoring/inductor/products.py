@@ -37,8 +37,6 @@ _OPERANDS = re.compile(
     r"(\w+) = (?:tl\.reshape\((\w+), \[YBLOCK, R0_BLOCK\]\)"
     r"|tl\.trans\(tl\.reshape\((\w+), \[XBLOCK, R0_BLOCK\]\)\))"
 )
-
-
 _INDEX = re.compile(
     r"tl\.load\((\w+) \+ \((?:(\w+) \+ (ks\d+) \* (\w+)|(ks\d+) \* (\w+) \+ (\w+))\),"
 )
@@ -132,7 +130,7 @@ def _load_matrices(node: ast.FunctionDef, given: Mapping[str, str]) -> list[Padd
     Inductor loads [YBLOCK, 1, R0_BLOCK] and [1, XBLOCK, R0_BLOCK], and reshapes and transposes
     these. The compiler's pipeline ends before that: everything goes through shared memory twice,
     with conflicts where rows are not aligned. In float32 with rows of odd lengths that took 4.5
-    times as long (H100, 6.2 TFLOP/s against 28).
+    times as long (H200, 6.2 TFLOP/s against 28).
     """
     body = list(_assignments(node))
     operands = [

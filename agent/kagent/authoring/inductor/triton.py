@@ -195,7 +195,7 @@ class TritonFile:
         sizes = _in_words(node, [*numbers, *(o.parameter for o in padded)])
         if grid == "BatchMatmulGrid3D" and _is_one_for_all_samples(ast.unparse(node)):
             _swap_axes(node)
-            grid = "PlacesFirst"
+            grid = "Grid3D"
         text = self._text(node, traced, signature)
         reduction = meant.get("reduction_hint")
         return _Kernel(
@@ -294,8 +294,6 @@ class TritonFile:
                 most = _MOST_Y_PROGRAMS
                 grid = [programs("X"), f"min({y}, {most})", f"triton.cdiv({y}, {most})"]
             case "Grid3D":
-                grid = [programs("X"), programs("Y"), programs("Z")]
-            case "PlacesFirst":
                 grid = [programs("X"), programs("Y"), programs("Z")]
             case "BatchMatmulGrid3D":
                 grid = [programs("Z"), programs("Y"), programs("X")]
