@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
+from kagent_sandbox.draws import plant
 
 if TYPE_CHECKING:
     from kagent_sandbox.data.case import Case
@@ -43,9 +44,7 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
         exp_avg_sq.zero_()
         step.fill_(1.0)
     elif case.inputs == "nonfinite":
-        at = torch.rand(shape, generator=generator, device=device)
-        for share, value in ((0.06, torch.inf), (0.04, -torch.inf), (0.02, torch.nan)):
-            grad.masked_fill_(at < share, value)
+        plant(grad, (torch.inf, -torch.inf, torch.nan), 0.06, generator)
     return {
         "param": param,
         "grad": grad,

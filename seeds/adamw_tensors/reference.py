@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from kagent_sandbox.draws import plant
 
 if TYPE_CHECKING:
     from kagent_sandbox.data.case import Case
@@ -50,9 +51,7 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
             exp_avg.zero_()
             exp_avg_sq.zero_()
         elif case.inputs == "nonfinite":
-            at = torch.rand(shape, generator=generator, device=device)
-            for share, value in ((0.06, torch.inf), (0.04, -torch.inf), (0.02, torch.nan)):
-                grad.masked_fill_(at < share, value)
+            plant(grad, (torch.inf, -torch.inf, torch.nan), 0.06, generator)
         drawn |= {
             f"grad_{name}": grad,
             f"exp_avg_{name}": exp_avg,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
+from kagent_sandbox.draws import draw_kinds, draw_rows
 from torch.nn import functional as F
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
 
     The scale of x is times the case's scale. Distributions: `normal` (of deviation 30, from -448 to
     448); `extreme` (also 448, -448, 0 and the least subnormal number, often; some rows of x are 0);
-    `nonfinite` (`normal`, with NaN once in some rows of x: all of such a row of y is NaN).
+    `nonfinite` (`normal`, with NaN once in every eighth row of x, at least in one: all of such a
+    row of y is NaN).
     """
     m, n, k = (int(case.dims[d]) for d in "MNK")
 
@@ -35,13 +37,12 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     if case.inputs not in ("normal", "extreme", "nonfinite"):
         raise ValueError(f"fp8_linear knows no distribution {case.inputs!r}")
     x, weight = drawn(m, k), drawn(n, k)
-    if case.inputs != "normal":
-        some = torch.rand((m, 1), generator=generator, device=device) < 1 / 8
-        if case.inputs == "extreme":
-            x.masked_fill_(some, 0.0)
-        else:
-            at = torch.randint(k, (m, 1), generator=generator, device=device)
-            x.scatter_(1, at, x.gather(1, at).masked_fill_(some, torch.nan))
+    if case.inputs == "extreme":
+        x.masked_fill_(draw_kinds(m, 8, generator, device) == 0, 0.0)
+    elif case.inputs == "nonfinite":
+        at = torch.randint(k, (m, 1), generator=generator, device=device)
+        broken = draw_rows(m, 8, generator, device)
+        x.scatter_(1, at, x.gather(1, at).masked_fill_(broken, torch.nan))
     scales = torch.rand(2, generator=generator, device=device).add_(0.5).div_(50.0)
     return {
         "x": x.to(torch.float8_e4m3fn),

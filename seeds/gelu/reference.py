@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
+from kagent_sandbox.draws import draw_kinds, plant
 from torch.nn import functional as F
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
         # everywhere: one value of each row is positive.
         column = torch.randint(shape[1], (shape[0], 1), generator=generator, device=device)
         x.scatter_(1, column, x.gather(1, column).abs() + 0.1)
-        kind = torch.randint(6, (shape[0], 1), generator=generator, device=device)
+        kind = draw_kinds(shape[0], 6, generator, device)
         others = (ramp, ramp.flip(0), x[:, :1].abs(), x * 0, x.round() + 0.5)
         for i, other in enumerate(others):
             x = torch.where(kind == i, other, x)
@@ -56,10 +57,9 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
         raise ValueError(f"gelu knows no distribution {case.inputs!r}")
     x = (x * case.scale).to(getattr(torch, case.dtype)).contiguous()
     if case.inputs == "nonfinite":
-        at = torch.rand(shape, generator=generator, device=device).scatter_(1, column, 1.0)
-        least = torch.finfo(x.dtype).min
-        for share, value in ((0.04, -200.0), (0.03, least), (0.02, torch.inf), (0.01, torch.nan)):
-            x.masked_fill_(at < share, value)
+        others = torch.ones(shape, dtype=torch.bool, device=device).scatter_(1, column, value=False)
+        plant(x, (-200.0, torch.finfo(x.dtype).min), 0.02, generator, where=others)
+        plant(x, (torch.inf, torch.nan), 0.02, generator, where=others)
     return {"x": x}
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
+from kagent_sandbox.draws import draw_kinds, plant
 
 if TYPE_CHECKING:
     from kagent_sandbox.data.case import Case
@@ -48,7 +49,7 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
         x = normal(*shape) * (torch.finfo(dtype).smallest_normal / 8)
     elif case.inputs in ("mixed", "nonfinite"):
         x = normal(*shape)
-        kind = torch.randint(6, (shape[0], 1), generator=generator, device=device)
+        kind = draw_kinds(shape[0], 6, generator, device)
         for i, other in enumerate((ramp, ramp.flip(0), x * 0, x.round() + 0.5)):
             x = torch.where(kind == i, other, x)
         # Where the derivative vanishes torch itself errs by percents, and rows of nothing else
@@ -60,9 +61,7 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
         raise ValueError(f"gelu_backward knows no distribution {case.inputs!r}")
     x = (x * case.scale).to(dtype).contiguous()
     if case.inputs == "nonfinite":
-        at = torch.rand(shape, generator=generator, device=device).masked_fill_(x <= 0, 1.0)
-        for share, value in ((0.06, torch.inf), (0.04, -torch.inf), (0.02, torch.nan)):
-            grad.masked_fill_(at < share, value)
+        plant(grad, (torch.inf, -torch.inf, torch.nan), 0.06, generator, where=x > 0)
     return {"grad": grad, "x": x}
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
+from kagent_sandbox.draws import draw_kinds, draw_rows
 from torch.nn import functional as F
 
 if TYPE_CHECKING:
@@ -37,17 +38,16 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
         )
         kind = torch.randint(3, (n, k), generator=generator, device=device, dtype=torch.int8)
         weight.masked_fill_(kind == 0, -128).masked_fill_(kind == 1, 127)
-        zero = torch.rand((m, 1), generator=generator, device=device) < 1 / 8
-        x.masked_fill_(zero, 0.0)
+        x.masked_fill_(draw_kinds(m, 8, generator, device) == 0, 0.0)
     else:
         raise ValueError(f"int8_linear knows no distribution {case.inputs!r}")
     if case.inputs == "nonfinite":
         weight.masked_fill_(weight == 0, 1)
         at = torch.randint(k, (m, 1), generator=generator, device=device)
-        kind = torch.randint(9, (m, 1), generator=generator, device=device)
+        broken, kind = draw_rows(m, 3, generator, device), draw_kinds(m, 3, generator, device)
         value = x.gather(1, at)
         for i, other in enumerate((torch.nan, torch.inf, -torch.inf)):
-            value.masked_fill_(kind == i, other)
+            value.masked_fill_(broken & (kind == i), other)
         x.scatter_(1, at, value)
     return {"x": x, "weight": weight, "scale": scale}
 

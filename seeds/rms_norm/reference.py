@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
+from kagent_sandbox.draws import draw_kinds, draw_rows
 from torch.nn import functional as F
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     if case.inputs not in ("mixed", "nonfinite"):
         raise ValueError(f"rms_norm knows no distribution {case.inputs!r}")
     wide = torch.randn((rows, columns), generator=generator, device=device) * case.scale
-    kind = torch.randint(8, (rows, 1), generator=generator, device=device)
+    kind = draw_kinds(rows, 8, generator, device)
     at = torch.randint(columns, (rows, 1), generator=generator, device=device)
     spiked = wide.scatter(1, at, 30.0 * case.scale)
     tiny = torch.finfo(dtype).smallest_normal / (8 * case.scale)
@@ -43,9 +44,10 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     for i, other in enumerate(others):
         wide = torch.where(kind == i, other, wide)
     if case.inputs == "nonfinite":
-        broken = torch.randint(4, (rows, 1), generator=generator, device=device)
-        value = wide.gather(1, at)
-        value.masked_fill_(broken == 0, torch.inf).masked_fill_(broken == 1, torch.nan)
+        broken = draw_rows(rows, 2, generator, device)
+        infinite = draw_kinds(rows, 2, generator, device) == 0
+        value = torch.where(infinite, torch.inf, torch.nan)
+        value = torch.where(broken, value, wide.gather(1, at))
         wide = wide.scatter(1, at, value)
     return {"x": x.copy_(wide), "weight": weight.to(dtype)}
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
+from kagent_sandbox.draws import draw_kinds, draw_rows
 from torch.nn import functional as F
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     if case.inputs not in ("mixed", "nonfinite"):
         raise ValueError(f"rms_norm_backward knows no distribution {case.inputs!r}")
     wide = torch.randn((rows, columns), generator=generator, device=device) * case.scale
-    kind = torch.randint(8, (rows, 1), generator=generator, device=device)
+    kind = draw_kinds(rows, 8, generator, device)
     at = torch.randint(columns, (rows, 1), generator=generator, device=device)
     # Of a larger one, dx is what is left of two products that are near each other by chance.
     spiked = wide.scatter(1, at, 4.0 * case.scale)
@@ -46,7 +47,7 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     x.copy_(wide)
     grad.masked_fill_(kind == 6, 0.0)
     if case.inputs == "nonfinite":
-        broken = torch.rand((rows, 1), generator=generator, device=device) < 1 / 8
+        broken = draw_rows(rows, 8, generator, device)
         grad.scatter_(1, at, grad.gather(1, at).masked_fill_(broken, torch.nan))
     return given
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
+from kagent_sandbox.draws import draw_kinds, draw_rows
 
 if TYPE_CHECKING:
     from kagent_sandbox.data.case import Case
@@ -42,7 +43,7 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
         column = torch.arange(columns, device=device)
         hidden &= column % 2 == at[:, 1:] % 2
         if case.inputs != "masked":
-            kind = torch.randint(8, (rows, 1), generator=generator, device=device)
+            kind = draw_kinds(rows, 8, generator, device)
             ends = at.sort(1).values
             half = columns // 2
             first = ends[:, :1].clamp_max(columns - half)
@@ -62,7 +63,7 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     elif case.inputs != "normal":
         raise ValueError(f"softmax_backward knows no distribution {case.inputs!r}")
     if case.inputs == "nonfinite":
-        broken = torch.rand((rows, 1), generator=generator, device=device) < 1 / 3
+        broken = draw_rows(rows, 3, generator, device)
         place = torch.randint(columns, (rows, 1), generator=generator, device=device)
         value = grad.gather(1, place).masked_fill_(broken, torch.nan)
         grad.scatter_(1, place, value)

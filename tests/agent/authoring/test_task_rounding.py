@@ -199,14 +199,14 @@ def test_few_rows_of_nonfinite_inputs_are_not_all_finite():
     exec(
         reference_py(make_draft(find_room(make_operation(torch.relu, torch.randn(64, 64))))), space
     )
-    for rows in (2, 3, 20):
+    for rows in (1, 2, 3, 20):
         x, generator = torch.randn(rows, 40), torch.Generator().manual_seed(3)
         mixed, nonfinite = (
             space["_varied"](x, Case(name="few", dtype="float32", inputs=kind), generator)
             for kind in ("mixed", "nonfinite")
         )
         assert mixed.isfinite().all()
-        assert 1 <= (~nonfinite.isfinite()).sum() < rows
+        assert 1 <= (~nonfinite.isfinite()).sum() < rows + (rows == 1)
 
 
 def test_parts_of_a_vector_are_of_several_kinds():
@@ -223,3 +223,12 @@ def test_parts_of_a_vector_are_of_several_kinds():
     assert mixed.isfinite().all()
     assert {0.0, 1.0} <= {float(part.count_nonzero() > 0) for part in mixed.split(64)}
     assert 1 <= (~nonfinite.isfinite()).sum() < 16
+
+
+def test_a_nonfinite_number_of_a_vector_is_not_lost_in_its_padding():
+    space = {}
+    exec(reference_py(make_draft(find_room(make_operation(torch.relu, torch.randn(4096))))), space)
+    case = Case(name="short", dtype="float32", inputs="nonfinite")
+    for seed in range(32):
+        generator = torch.Generator().manual_seed(seed)
+        assert not space["_varied"](torch.randn(3), case, generator).isfinite().all()

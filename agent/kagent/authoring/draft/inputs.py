@@ -92,7 +92,7 @@ def _row_words(draft: TaskDraft) -> str:
     )
     text = f"Of these, {row} is {each}; `mixed` has rows of all kinds."
     if draft.nonfinite:
-        text += " `nonfinite` has rows with +inf, -inf or NaN somewhere, too."
+        text += " In `nonfinite` every third row, one at least, has +inf, -inf or NaN instead."
     return text
 
 
@@ -101,14 +101,28 @@ def _flat(draft: TaskDraft) -> bool:
     return all(len(e.shape) == 1 for e in draft.varied)
 
 
+_BROKEN = (
+    '    if case.inputs == "nonfinite":',
+    "        broken = draw_rows(n, 3, generator, x.device) & one",
+    "        other = draw_kinds(n, 3, generator, x.device)",
+    "        for i, value in enumerate((torch.inf, -torch.inf, torch.nan)):",
+    "            changed = given.masked_fill(broken, value)",
+    "            rows = torch.where(broken.any(1, keepdim=True) & (other == i), changed, rows)",
+)
+
+
 def _varied(draft: TaskDraft) -> list[str]:
     rows = ("given", *draft.rows)
     flat = _flat(draft)
     whole = "torch.nn.functional.pad(x, (0, -len(x) % PART)).reshape(-1, PART)"
     unchanged = 'in ("normal", "blank")' if draft.blank else '== "normal"'
+    if not flat and any(len(e.shape) == 1 for e in draft.varied):
+        unchanged += " or x.dim() == 1"  # one number for each column: it has no rows
+    at = "torch.randint(columns, (n, 1), generator=generator, device=x.device)"
+    if flat:  # not where the last part is padding
+        at += " % (len(x) - PART * torch.arange(n, device=x.device)).unsqueeze(1)"
     return [
         f"ROWS = ({', '.join(map(quoted, rows))}{',' if len(rows) == 1 else ''})",
-        'NONFINITE = ("inf", "-inf", "nan")',
         *([f"PART = {PART}  # elements of a vector that are of one kind"] if flat else []),
         "",
         "",
@@ -118,16 +132,15 @@ def _varied(draft: TaskDraft) -> list[str]:
         "        x = x * case.scale",
         f"    if case.inputs {unchanged}:",
         "        return x",
-        '    several = {"mixed": ROWS, "nonfinite": (ROWS[0], *NONFINITE, *ROWS[1:])}',
-        "    names = several.get(case.inputs, (case.inputs,))",
-        '    every = {"given", "constant", "tiny", "large", "spiked", "zeros", *NONFINITE}',
+        '    names = ROWS if case.inputs in ("mixed", "nonfinite") else (case.inputs,)',
+        '    every = {"given", "constant", "tiny", "large", "spiked", "zeros"}',
         "    if not every.issuperset(names):",
         '        raise ValueError(f"no distribution {case.inputs!r} here")',
         f"    rows = {whole if flat else 'x.reshape(-1, x.shape[-1])'}",
+        "    given = rows",
         "    n, columns = rows.shape",
-        "    order = torch.randperm(n, generator=generator, device=x.device)",
-        "    kind = (order % len(names)).unsqueeze(1)",
-        "    at = torch.randint(columns, (n, 1), generator=generator, device=x.device)",
+        "    kind = draw_kinds(n, len(names), generator, x.device)",
+        f"    at = {at}",
         "    one = torch.arange(columns, device=x.device) == at",
         "    for i, name in enumerate(names):",
         '        if name == "constant":',
@@ -136,11 +149,10 @@ def _varied(draft: TaskDraft) -> list[str]:
         '            changed = rows * {"tiny": 1e-3, "large": 8.0, "zeros": 0.0}[name]',
         '        elif name == "spiked":',
         "            changed = torch.where(one, rows * 100.0, rows)",
-        "        elif name in NONFINITE:",
-        "            changed = rows.masked_fill(one, float(name))",
         "        else:",
         "            continue",
         "        rows = torch.where(kind == i, changed, rows)",
+        *_BROKEN,
         f"    return {'rows.flatten()[: len(x)]' if flat else 'rows.reshape(x.shape)'}",
     ]
 

@@ -63,6 +63,7 @@ def reference_py(draft: TaskDraft) -> str:
             "from typing import TYPE_CHECKING",
             "",
             "import torch",
+            *_helpers(draft),
             "",
             "if TYPE_CHECKING:",
             "    from kagent_sandbox.data.task import Case",
@@ -136,6 +137,11 @@ def _rule(draft: TaskDraft, typed: Sequence[str], wide: Sequence[str]) -> list[s
         "",
         "",
     ]
+
+
+def _helpers(draft: TaskDraft) -> list[str]:
+    """The import of what draws rows of several kinds."""
+    return ["from kagent_sandbox.draws import draw_kinds, draw_rows"] if draft.varied else []
 
 
 def _code(draft: TaskDraft, *wanted: Node) -> tuple[list[str], list[str]]:

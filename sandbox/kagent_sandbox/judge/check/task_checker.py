@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 SEEDS = 8
 """Draws of all hidden cases that are looked at. Each distribution and dtype is computed once."""
+NONFINITE_DRAWS = 8
+"""Draws of a case of infinities and NaN, each of which must have some."""
 USUAL_WORK = 1e6
 """Elements, or operations, of the hidden cases that are computed, as far as there are such."""
 MOST_WORK = 5e8
@@ -157,6 +159,7 @@ def _check_undeclared(task: Task, kind: Kind, device: torch.device) -> TaskCheck
     checker.check_distributions([c for c in computed if _elements(task, c) <= MOST_WORK])
     drawn = [c for c in bench if _elements(task, c) <= (MOST_WORK / 8 if stands_in else MOST_WORK)]
     checker.check_draws(drawn, computed)
+    checker.check_nonfinite([c for c in computed if c.inputs == "nonfinite"])
     if device.type != "cpu":
         sampler = InputSampler(task, torch.device("cpu"), InputPolicy(pool=YARDSTICKS))
     tried = [c for c in checked if _work(task, c) <= MOST_WORK]
@@ -428,6 +431,20 @@ class _CaseChecker:
             case = next(iter(checked))
             raise self._error("inputs", case, "all seeds give the same: use the generator")
 
+    def check_nonfinite(self, cases: Iterable[Case]) -> None:
+        """Make sure that inputs of the distribution `nonfinite` have infinities or NaN in every
+        draw: by chance alone they would have none in some checks, which then see nothing of them.
+
+        Raises:
+            TaskError: They have none in one of some draws.
+        """
+        for case in cases:
+            for seed in range(NONFINITE_DRAWS):
+                tensors = self.sampler.fresh(case, seed).tensors.values()
+                if not any(map(_has_nonfinite, tensors)):
+                    text = "'nonfinite' has no infinity and no NaN in some draws: plant one always"
+                    raise self._error("inputs", case, text)
+
     def _check_seeds(self, input_set: InputSet) -> None:
         case = input_set.case
         for name in self._changed_by(input_set, 1):
@@ -554,6 +571,13 @@ class _CaseChecker:
     def _error(self, function: str, case: Case, text: str) -> TaskError:
         file = self.task.folder / "reference.py"
         return TaskError(f"{file}: {function}: case {case.name}: {text}")
+
+
+def _has_nonfinite(tensor: torch.Tensor) -> bool:
+    if not tensor.is_floating_point() or tensor.dtype == torch.float4_e2m1fn_x2:
+        return False
+    wide = tensor.float() if tensor.dtype.itemsize == 1 else tensor
+    return not bool(torch.isfinite(wide).all())
 
 
 def _same_bits(one: torch.Tensor, two: torch.Tensor) -> bool:

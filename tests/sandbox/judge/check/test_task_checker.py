@@ -253,6 +253,25 @@ def test_a_distribution_counts_where_one_case_needs_it(tmp_path):
     assert checked(tmp_path, task, REFERENCE.replace('return {"x"', kinds)).holes == ()
 
 
+@pytest.mark.parametrize("always", [False, True])
+def test_infinities_must_be_in_every_draw(tmp_path, always):
+    """Planted in some rows by chance, they are missing where there are few rows."""
+    some = "torch.rand(len(x), generator=generator) < 0.2"
+    planted = f'''if case.inputs == "nonfinite":
+        some = {some}
+        some[0] |= {always}
+        x = torch.where(some[:, None], torch.inf, x)
+    return {{"x"'''
+    task = EVERYWHERE.replace('name = "odd"', 'name = "odd"\ninputs = "nonfinite"')
+    reference = REFERENCE.replace('return {"x"', planted)
+    if always:
+        assert checked(tmp_path, task, reference).wrong
+    else:
+        assert "case odd: 'nonfinite' has no infinity" in fault(
+            tmp_path, task=task, reference=reference
+        )
+
+
 def test_a_reference_that_rounds_as_eager_does_is_a_fault(tmp_path):
     """Float64 only by its dtype: kernels that round otherwise would seem wrong."""
     reference = REFERENCE.replace("return x * 2", "return x / 3 * 7")
