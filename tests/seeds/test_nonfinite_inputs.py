@@ -1,4 +1,4 @@
-"""Nonfinite inputs have an infinity or a NaN in every draw, or a check would see nothing of them."""
+"""Nonfinite inputs have an infinity or a NaN in every draw, or a check sees nothing of them."""
 
 import pytest
 import torch

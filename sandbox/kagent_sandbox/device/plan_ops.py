@@ -12,6 +12,7 @@ from typing import TypeAlias, cast
 
 import torch
 from torch._ops import OpOverload
+from torch._prims_common import suggest_memory_format
 
 from kagent_sandbox.data.plan import ITEMSIZE, Const, Copy, Fill, PlanError, TensorRef, TorchOp
 
@@ -118,6 +119,8 @@ def _bind_torch(op: TorchOp, view: View) -> Callable[[], None]:
         or op.args[0] != (op.writes[0] if len(op.writes) == 1 else None)
     ):
         raise PlanError(f"{op.name}: neither its out= nor its in-place form, or not what it writes")
+    if op.name == "aten::convolution.out" and (direct := _bind_convolution(args, writes[0])):
+        return direct
     shapes = [w.shape for w in writes]
 
     def perform() -> None:
@@ -125,6 +128,42 @@ def _bind_torch(op: TorchOp, view: View) -> Callable[[], None]:
         # an out= operation re-allocates an out of another shape: it would leave the arena
         if any(w.shape != s for w, s in zip(writes, shapes, strict=True)):
             raise PlanError(f"{op.name} has a result of another shape than the plan says")
+
+    return perform
+
+
+def _bind_convolution(args: Sequence[object], out: torch.Tensor) -> Callable[[], None] | None:
+    """A convolution by cuDNN that writes `out` itself: torch's out= form copies a result of its own
+    there, and a call of `torch.convolution` copies nothing. None where torch takes another way.
+
+    Raises:
+        PlanError: `out` has another shape than the result, which cuDNN would not notice.
+    """
+    if not out.is_cuda or out.dim() < 4 or len(args) != 9:
+        return None
+    x, weight, bias, stride, padding, dilation, *_, groups = args
+    if not (isinstance(x, torch.Tensor) and isinstance(weight, torch.Tensor)):
+        return None
+    metas = [a.to("meta") if isinstance(a, torch.Tensor) else a for a in args]
+    try:
+        by_cudnn = torch._C._select_conv_backend(*args) == torch._C._ConvBackend.Cudnn  # type: ignore[attr-defined]  # noqa: SLF001
+        shape = torch.ops.aten.convolution(*metas).shape
+    except (RuntimeError, TypeError, ValueError):  # the call will say what is wrong
+        return None
+    dense = out.is_contiguous(memory_format=suggest_memory_format(out))
+    if not by_cudnn or not dense or out.dtype != x.dtype:
+        return None
+    if shape != out.shape:
+        raise PlanError("aten::convolution.out has a result of another shape than the plan says")
+    flags = torch.backends.cudnn
+    deterministic = flags.deterministic or torch.are_deterministic_algorithms_enabled()
+    given = (padding, stride, dilation, groups, flags.benchmark, deterministic, flags.allow_tf32)
+    each = bias.view(-1, *[1] * (out.dim() - 2)) if isinstance(bias, torch.Tensor) else None
+
+    def perform() -> None:
+        torch.ops.aten.cudnn_convolution.out(x, weight, *given, out=out)
+        if each is not None:
+            out.add_(each)
 
     return perform
 

@@ -150,6 +150,26 @@ def test_a_convolution_is_a_product_of_matrices_with_its_bias(make):
     assert kernel.count("tl.cos(") == 2  # the weight's and the bias's
 
 
+BETWEEN = """(lambda a: (lambda w: torch.nn.functional.conv_transpose2d(
+    a[None, None], w, w[0, :, 0, 0], stride=2, padding=1, output_padding=1
+).sum(1)[0, ::2, ::2].relu())(
+    torch.arange(36, device=a.device).to(a.dtype).cos().view(1, 4, 3, 3)
+))(x)"""
+
+
+def test_a_librarys_convolution_has_channels_last_and_leaves_its_bias_to_the_next_kernel(make):
+    """A transposed one is written as one that is not: a plan would copy what it returns."""
+    task = TASK.replace("k = 2.0", "k = 2.0, floor = 40.0").replace(
+        "\ndims =", '\nallow = ["aten::convolution"]\ndims =', 1
+    )
+    (outcome,) = seeds.write_seeds(make(" ".join(BETWEEN.split()), task), kinds=("gpu",))
+    assert outcome.path is not None, outcome.reason
+    assert outcome.results >= 1
+    (call,) = re.findall(r"torch\.convolution\(.*", outcome.path.read_text())
+    assert ", None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)" in call
+    assert call.endswith(".contiguous(memory_format=torch.channels_last)")
+
+
 def test_a_product_moves_16_bytes_at_a_time_from_rows_that_begin_anywhere(make, builder):
     """Rows of odd lengths were loaded 4 bytes at a time: 22 TFLOP/s instead of 54 (H200)."""
     folder = make("(lambda a: a @ a.mT @ a)(x)", TASK.replace("k = 2.0", "k = 2.0, floor = 40.0"))

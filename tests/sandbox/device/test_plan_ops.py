@@ -167,3 +167,21 @@ def test_result_of_another_shape_is_an_error():
 def test_view_outside_of_the_arena():
     with pytest.raises(PlanError):
         Memory(1024)(contiguous(1, (1,), "uint8"))
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_convolution_with_out(last):
+    memory = Memory()
+    shape = (2, 3, 5, 4)
+    strides = (60, 1, 12, 3) if last else (60, 20, 4, 1)
+    x = TensorRef(0, 0, shape, strides, "float32")
+    weight, out = (
+        contiguous(1, (4, 3, 1, 1), "float32"),
+        TensorRef(2, 0, (2, 4, 5, 4), (80, 1, 16, 4), "float32"),
+    )
+    memory(x).normal_()
+    memory(weight).normal_()
+    rest = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    bind_op(TorchOp("aten::convolution.out", (x, weight, None, *rest), {}, (out,)), memory)()
+    expected = torch.convolution(memory(x), memory(weight), None, *rest)
+    torch.testing.assert_close(memory(out), expected)

@@ -11,6 +11,7 @@ from kagent_sandbox.builder.policy import allows
 from kagent_sandbox.data.kind import Kind
 from torch import Tensor
 
+from kagent.authoring.inductor.transposed_convolution import without_transposition
 from kagent.authoring.inductor.window_products import window_products
 
 aten = torch.ops.aten
@@ -40,6 +41,8 @@ def plain_loops(kind: Kind, allow: Collection[str]) -> Mapping[Any, Callable[...
         library |= {aten.mm.default: _mm, aten.bmm.default: _bmm}
         library |= {aten.cumsum.default: _cumsum, aten.cumprod.default: _cumprod}
     table |= {op: f for op, f in library.items() if not allows(allow, op.name())}
+    if kind == "gpu":
+        table.setdefault(aten.convolution.default, without_transposition)
     if not all(allows(allow, name) for name in ("aten::addmm", "aten::baddbmm")):
         table |= {aten.addmm.default: _addmm, aten.baddbmm.default: _addmm}
     return table

@@ -13,6 +13,7 @@ from kagent_sandbox.builder.policy import allows
 from kagent_sandbox.data.case import CASE_DTYPE
 from kagent_sandbox.data.task import Task
 
+from kagent.authoring.inductor.library_convolution import FORMATS
 from kagent.authoring.inductor.trace import NoSeed, Traced
 
 INDENT = "    "
@@ -182,7 +183,11 @@ def _assigned(
         return [f"{target} = {value}"]
     if extern := _EXTERN.fullmatch(function):
         _require(task, extern[1])
-        return [f"{target} = torch.{extern[1]}({value[len(function) + 1 :]}"]
+        made = f"{target} = torch.{extern[1]}({value[len(function) + 1 :]}"
+        memory_format = function.rpartition(".")[2]
+        if memory_format in FORMATS.values():  # as it is already, where cuDNN computes it
+            made += f".contiguous(memory_format=torch.{memory_format})"
+        return [made]
     raise NoSeed(f"Inductor's host code calls {function}, which a candidate may not")
 
 

@@ -8,6 +8,7 @@ trace of their own.
 from __future__ import annotations
 
 import functools
+import math
 import operator
 import re
 import traceback
@@ -26,7 +27,7 @@ from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.task import Task, draw_hidden
 from kagent_sandbox.errors import KagentError
 from torch._dynamo.source import ConstantSource
-from torch._inductor import config, ir, lowering, sizevars
+from torch._inductor import config, ir, sizevars
 from torch._inductor.codegen.cpp import CppKernel
 from torch._inductor.debug import DebugContext
 from torch._inductor.decomposition import select_decomp_table
@@ -40,6 +41,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRangeError
 
+from kagent.authoring.inductor import exact_quotients, library_convolution
 from kagent.authoring.inductor.decompositions import plain_loops
 from kagent.authoring.inductor.join_dimensions import join_dimensions
 from kagent.authoring.inductor.online_softmax import any_length, read_softmaxes_once
@@ -96,8 +98,8 @@ def install() -> None:
     # Sums on the CPU have wide accumulators instead (cpp.py).
     kernel: Any = CppKernel
     kernel.need_use_acc_helper = lambda *_: False
-    # Inductor's own way to call a library's convolution makes constants of the weight's sizes.
-    lowering.make_fallback(torch.ops.aten.convolution.default)  # type: ignore[no-untyped-call]
+    library_convolution.install()
+    exact_quotients.install()
     sizevars.join_dimensions = join_dimensions  # the same, without a search for patterns
     layout: Any = ir.Layout
     layout._stride_expr_ge_or_false = staticmethod(_at_least)  # noqa: SLF001 - torch's own name
@@ -268,6 +270,8 @@ def _trace(
             lambda node: node.op in ("placeholder", "output") or node.target is _WRITE
         )
         read_softmaxes_once(module)
+        with mode:
+            _give_results_plain_strides(module)
         code = _generate(module, arguments, environment, mode)
     except KagentError:
         raise
@@ -297,6 +301,17 @@ def _trace(
 
     inputs = (*symbols.values(), *shapes)
     return Traced(code, inputs, symbols, " and ".join(conditions), dtype), covers
+
+
+def _give_results_plain_strides(module: torch.fx.GraphModule) -> None:
+    """Have strides of results be products of sizes, where they are those of a contiguous tensor:
+    torch's hold the larger one of a size and 1, which kernels would compute and not simplify.
+    """
+    for result in module.graph.output_node().all_input_nodes:
+        value = result.meta["val"]
+        if isinstance(value, torch.Tensor) and value.is_contiguous():
+            strides = [math.prod(value.shape[i + 1 :]) for i in range(value.dim())]
+            result.meta["val"] = value.new_empty_strided(value.shape, strides)
 
 
 def _described(error: Exception) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 from torch.utils._pytree import tree_map
 
 from kagent_sandbox.builder.trace.recorder import Recorder
@@ -35,8 +37,11 @@ def run_on_meta(func: Any, args: Args, kwargs: Kwargs) -> Any:
         kwargs["device"] = torch.device("meta")
     kwargs.pop("pin_memory", None)
     result = func(*tree_map(unwrap, args), **tree_map(unwrap, kwargs))
-    if func.name().partition(".")[0].endswith("_like"):
+    name = func.name().partition(".")[0]
+    if name.endswith("_like"):
         return _strided_like(result, unwrap(args[0]), kwargs.get("memory_format"))
+    if name == "aten::convolution":
+        return _as_convolved(result, [unwrap(a) for a in args[:2]])
     return result
 
 
@@ -54,6 +59,18 @@ def _strided_like(
     if any(a != b for a, b in longer):
         return result
     return result.as_strided(like.shape, like.stride())
+
+
+def _as_convolved(result: torch.Tensor, operands: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Give the result of a convolution channels last where an operand has them, as it has by cuDNN
+    and by oneDNN. On `meta` versions of torch differ.
+    """
+    channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(result.dim())
+    if channels_last is None or len(operands) < 2:
+        return result
+    if any(suggest_memory_format(t) == channels_last for t in operands):
+        return result.contiguous(memory_format=channels_last)
+    return result.contiguous()
 
 
 def _is_factory(func: Any) -> bool:
