@@ -27,12 +27,10 @@ def plain_loops(kind: Kind, allow: Collection[str]) -> Mapping[Any, Callable[...
     """
     table: dict[Any, Callable[..., Any]] = {
         aten._softmax_backward_data.default: _softmax_backward,  # noqa: SLF001 - torch's own name
-        aten.var_mean.correction: _var_mean,
         aten.logical_not.default: lambda x: x == 0,
         aten.topk.default: _topk,
         aten.sort.default: _sort,
         aten.sort.stable: lambda x, dim=-1, descending=False, **_: _sort(x, dim, descending),
-        aten.var.correction: lambda *a, **k: _var_mean(*a, **k)[0],
     }
     library: dict[Any, Callable[..., Any]] = {aten.convolution.default: _convolution}
     if kind == "gpu":
@@ -40,6 +38,8 @@ def plain_loops(kind: Kind, allow: Collection[str]) -> Mapping[Any, Callable[...
     else:
         library |= {aten.mm.default: _mm, aten.bmm.default: _bmm}
         library |= {aten.cumsum.default: _cumsum, aten.cumprod.default: _cumprod}
+        table |= {aten.var_mean.correction: _var_mean}
+        table |= {aten.var.correction: lambda *a, **k: _var_mean(*a, **k)[0]}
     table |= {op: f for op, f in library.items() if not allows(allow, op.name())}
     if kind == "gpu":
         table.setdefault(aten.convolution.default, without_transposition)

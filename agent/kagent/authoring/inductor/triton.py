@@ -79,6 +79,28 @@ Near 0, tanh is x times a polynomial that was fitted to tanh(x) / x.
 """
 
 
+_WELFORD = {
+    "welford_reduce": """
+@triton.jit
+def welford_reduce(value, mean, m2, weight, count):
+    delta = value - mean
+    mean += delta * (1.0 / count)
+    return (mean, m2 + delta * (value - mean), weight + 1)
+""",
+    "welford": """
+@triton.jit
+def welford(mean, m2, weight, dim):
+    count = tl.sum(weight, dim)
+    whole = tl.sum(mean * weight, dim) / tl.maximum(count, 1)
+    rest = mean - tl.expand_dims(whole, dim)
+    return (whole, tl.sum(m2 + rest * rest * weight, dim), count)
+""",
+}
+"""Welford's sums of squares. All lanes have as many values, whose number is divided by once, where
+Inductor's divides in each lane; and all lanes are put together at the end, not pair by pair.
+"""
+
+
 @dataclass
 class _Kernel:
     """A kernel, and how Inductor meant it to be launched."""
@@ -188,6 +210,7 @@ class TritonFile:
         blocks = [n for n in names if n.endswith("BLOCK")]
         parameters = [n for n in names if n not in blocks]
         padded = improve_products(node, dict(zip(parameters, given, strict=False)))
+        _count_values(node)
         _drop_unused(node)
         unread = _drop_sizes(node, {o.size for o in padded})
         leave_masks_to_the_last(node)
@@ -257,6 +280,9 @@ class TritonFile:
     def _add_helper(self, name: str) -> None:
         """A function of Inductor's run-time library, and those that it calls."""
         if name in self.helpers:
+            return
+        if name in _WELFORD:
+            self.helpers[name] = _WELFORD[name].strip()
             return
         function = getattr(triton_helpers, name)
         source = inspect.getsource(getattr(function, "fn", function))
@@ -355,6 +381,17 @@ class TritonFile:
     def _tunable(self, name: str, value: int | str, values: Sequence[int | str]) -> str:
         self.tunables.setdefault(name, (value, values))
         return name
+
+
+def _count_values(node: ast.FunctionDef) -> None:
+    """Tell `welford_reduce` how many values each lane has with this one, not whether it is the
+    first.
+    """
+    for call in ast.walk(node):
+        if isinstance(call, ast.Call) and ast.unparse(call.func).endswith(".welford_reduce"):
+            first = call.args[-1]
+            assert ast.unparse(first) == "roffset == 0", ast.unparse(first)
+            call.args[-1] = ast.parse("r0_offset // R0_BLOCK + 1", mode="eval").body
 
 
 def _is_one_for_all_samples(kernel: str) -> bool:
