@@ -29,6 +29,8 @@ from kagent_sandbox.errors import KagentError
 from torch._dynamo.source import ConstantSource
 from torch._inductor import config, ir, sizevars
 from torch._inductor.codegen.cpp import CppKernel
+from torch._inductor.codegen.simd import SIMDScheduling
+from torch._inductor.codegen.simd_kernel_features import SIMDKernelFeatures
 from torch._inductor.debug import DebugContext
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.graph import GraphLowering
@@ -49,6 +51,7 @@ from kagent.authoring.inductor.online_softmax import any_length, read_softmaxes_
 MOST_TRACES = 6
 _DRAWS = 3  # runs' worth of hidden cases that are looked at
 _NEAR_INT32 = 1 << 30
+_torchs_index_dtype: Any = SIMDKernelFeatures.select_index_dtype
 _torchs_at_least: Any = ir.Layout._stride_expr_ge_or_false  # noqa: SLF001 - torch's own name
 _WRITE = torch.ops.aten.copy_.default  # what functionalize leaves of writing an argument
 _HALF = ("bfloat16", "float16")
@@ -101,6 +104,8 @@ def install() -> None:
     library_convolution.install()
     exact_quotients.install()
     sizevars.join_dimensions = join_dimensions  # the same, without a search for patterns
+    features: Any = SIMDKernelFeatures
+    features.select_index_dtype = _index_dtype
     layout: Any = ir.Layout
     layout._stride_expr_ge_or_false = staticmethod(_at_least)  # noqa: SLF001 - torch's own name
     attention: Any = F.scaled_dot_product_attention
@@ -111,6 +116,19 @@ def install() -> None:
         return attention(*args, **known)
 
     F.scaled_dot_product_attention = plain_flags
+
+
+def _index_dtype(features: Any) -> torch.dtype:
+    """The dtype of a kernel's indices. Of a product no index runs over results and summands at once:
+    64 bits, which take several times as long to divide, are for tensors that need them.
+    """
+    nodes = features.scheduler_nodes()
+    if not any(getattr(n.node.data, "reduction_type", "") == "dot" for n in nodes):
+        return cast("torch.dtype", _torchs_index_dtype(features))
+    names = {name for n in nodes for name in (*n.get_buffer_names(), *n.used_buffer_names())}
+    buffers = [V.graph.get_buffer(name) for name in sorted(names)]
+    few = SIMDScheduling.can_use_32bit_indexing(features.numel, buffers)
+    return torch.int32 if few else torch.int64
 
 
 def _at_least(stride: Any, other: Any) -> bool:

@@ -110,6 +110,7 @@ class _Kernel:
     parameters: list[str]
     blocks: list[str]  # XBLOCK, ...: tunables
     words: list[str]  # parameters that come in words, with their length: see `_WORD`
+    constants: list[str]  # parameters that a kernel is compiled for
     grid: str
     inner: bool  # it sums along the dimension that is contiguous
     dot: bool
@@ -215,6 +216,7 @@ class TritonFile:
         unread = _drop_sizes(node, {o.size for o in padded})
         leave_masks_to_the_last(node)
         numbers = [n for n in parameters if signature.get(n) in ("i32", "i64")]
+        constants = _as_constants(node, numbers)
         sizes = _in_words(node, [*numbers, *(o.parameter for o in padded)])
         if grid == "BatchMatmulGrid3D" and _is_one_for_all_samples(ast.unparse(node)):
             _swap_axes(node)
@@ -230,6 +232,7 @@ class TritonFile:
             precise=any(a.arg == PRECISION for a in node.args.args),
             blocks=blocks,
             words=sizes,
+            constants=constants,
             grid=grid,
             inner=reduction is not None and ast.unparse(reduction).endswith("INNER"),
             dot="tl.dot(" in text,
@@ -339,9 +342,10 @@ class TritonFile:
         given = [
             f"{_factor(size)} // {lengths[name]}" if name in lengths else size
             for name, size in sizes.items()
-            if name not in kernel.unread
+            if name not in (*kernel.unread, *kernel.constants)
         ]
-        keywords = [f"{w.upper()}_WORD={length}" for w, length in lengths.items()]
+        keywords = [f"{name}={sizes[name]}" for name in kernel.constants]
+        keywords += [f"{w.upper()}_WORD={length}" for w, length in lengths.items()]
         keywords += [f"{b}={v}" for b, v in values.items()]
         keywords += [f"{PRECISION}={PRECISION}"] if kernel.precise else []
         keywords += [f"num_warps={warps}"]
@@ -431,13 +435,40 @@ def _given(module: ast.Module, kernel: str) -> list[str]:
     return [numels.get(a, a) for a in found[0]] if len(found) == 1 else []
 
 
+def _as_constants(node: ast.FunctionDef, numbers: Sequence[str]) -> list[str]:
+    """Compile a kernel that divides its indices by sizes for each of these; the sizes' names. A
+    division by what is known when it compiles is a multiplication, and most bounds are decided then.
+    The number of rows or elements stays a number that any launch may choose.
+    """
+    sizes = {n for n in numbers if re.fullmatch(r"ks\d+", n)}
+    divides = any(
+        isinstance(n, ast.BinOp)
+        and isinstance(n.op, ast.FloorDiv | ast.Mod)
+        and _names(n.right) & sizes
+        and not _names(n.left) <= set(numbers)
+        for n in ast.walk(node)
+    )
+    constant = [a for a in node.args.args if divides and a.arg in sizes]
+    for argument in constant:
+        argument.annotation = ast.parse("tl.constexpr", mode="eval").body
+    rest = [a for a in node.args.args if a not in constant]
+    at = sum(not a.arg.endswith("BLOCK") for a in rest)
+    node.args.args = [*rest[:at], *constant, *rest[at:]]
+    return [a.arg for a in constant]
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+
+
 def _in_words(node: ast.FunctionDef, numbers: Sequence[str]) -> list[str]:
     """Have a kernel take its sizes as a number of words and their length; the sizes' names."""
     assigned = {
         n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
     }
     read = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-    sizes = [n for n in numbers if _SIZE.fullmatch(n) and n in read - assigned]
+    constant = {a.arg for a in node.args.args if a.annotation is not None}
+    sizes = [n for n in numbers if _SIZE.fullmatch(n) and n in read - assigned - constant]
     if not sizes:
         return []
     for argument in (a for a in node.args.args if a.arg in sizes):
