@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kagent_sandbox.builder.policy import allows
 from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Rejected
@@ -24,6 +25,11 @@ from kagent.tasks import refusal_file
 
 NAMES: dict[Kind, str] = {"gpu": "triton_inductor.py", "cpu": "cpp_inductor.py"}
 """Files that seeds are written to, in the task's folder."""
+LIBRARY_NAME = "triton_library.py"
+"""File of another one for a GPU, of a task that allows products of matrices. It leaves them to
+torch, which is faster at some sizes; `NAMES` has them in the same kernel as what follows.
+"""
+_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 LIMIT_S = 600.0
 """CPU time that Inductor may take."""
 _WORKER = ("-m", "kagent.authoring.inductor.worker")
@@ -53,8 +59,8 @@ def write_seeds(
     jobs: int = 1,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[SeedOutcome]:
-    """Write a Triton and a C++ seed into a task's folder, if they can be had and are right. The
-    reason for none is kept there, for `kagent.tasks.refusal_of`.
+    """Write Triton and C++ seeds into a task's folder, if they can be had and are right. The reason
+    for none is kept there, for `kagent.tasks.refusal_of`.
 
     Args:
         folder: The task's folder. Earlier seeds of this origin in it are replaced.
@@ -64,7 +70,7 @@ def write_seeds(
         say: Is told what is being done.
 
     Returns:
-        An outcome for each kind.
+        An outcome for each kind, and one for each further seed that was written.
 
     Raises:
         TaskError: The task has a fault.
@@ -72,22 +78,29 @@ def write_seeds(
     """
     found = []
     for kind in kinds:
-        outcome = _write(folder, kind, jobs, say)
+        outcomes = [_write(folder, kind, NAMES[kind], jobs, say)]
+        if kind == "gpu" and any(allows(load_task(folder).allow, name) for name in _PRODUCTS):
+            other = _write(folder, kind, LIBRARY_NAME, jobs, say)
+            outcomes += [other] if other.path is not None else []
         refusal = refusal_file(folder, kind)
-        if outcome.path is None:
-            write_file(refusal, outcome.reason + "\n")
+        if all(o.path is None for o in outcomes):
+            write_file(refusal, outcomes[0].reason + "\n")
         else:
             refusal.unlink(missing_ok=True)
-        found.append(outcome)
+        found += outcomes
     return found
 
 
-def _write(folder: Path, kind: Kind, jobs: int, say: Callable[[str], None]) -> SeedOutcome:
-    say(f"tracing {folder.name} for a {'GPU' if kind == 'gpu' else 'CPU'}")
-    found = _generate(folder, kind)
+def _write(
+    folder: Path, kind: Kind, name: str, jobs: int, say: Callable[[str], None]
+) -> SeedOutcome:
+    library = name == LIBRARY_NAME
+    products = ", with torch's products" if library else ""
+    say(f"tracing {folder.name} for a {'GPU' if kind == 'gpu' else 'CPU'}{products}")
+    found = _generate(folder, kind, library=library)
     if "source" not in found:
         return SeedOutcome(kind, None, found["reason"])
-    path = folder / NAMES[kind]
+    path = folder / name
     with tempfile.TemporaryDirectory(prefix="kagent_seed_") as aside:
         draft = Path(aside, path.name)
         draft.write_text(found["source"], encoding="utf-8")
@@ -110,9 +123,9 @@ def _write(folder: Path, kind: Kind, jobs: int, say: Callable[[str], None]) -> S
     return SeedOutcome(kind, path, reason, results)
 
 
-def _generate(folder: Path, kind: Kind) -> dict[str, str]:
+def _generate(folder: Path, kind: Kind, *, library: bool = False) -> dict[str, str]:
     """A seed's `source`, or the `reason` for none."""
-    request = {"task": str(folder.resolve()), "kind": kind}
+    request = {"task": str(folder.resolve()), "kind": kind, "library": library}
     try:
         done = ask_once(_WORKER, request, limit_s=LIMIT_S)
     except TookTooLong as e:

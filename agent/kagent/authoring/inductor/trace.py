@@ -67,7 +67,6 @@ _SETTINGS = {
     "cpp.enable_kernel_profile": False,
     "triton.descriptive_names": "original_aten",
     "triton.unique_kernel_names": True,
-    "triton.native_matmul": True,  # products as tl.dot in the same loops as all else
     "triton.mix_order_reduction": False,
     "triton.cooperative_reductions": False,
 }
@@ -119,7 +118,7 @@ def install() -> None:
 
 
 def _index_dtype(features: Any) -> torch.dtype:
-    """The dtype of a kernel's indices. Of a product no index runs over results and summands at once:
+    """The dtype of a kernel's indices. No index of a product runs over results and summands at once:
     64 bits, which take several times as long to divide, are for tensors that need them.
     """
     nodes = features.scheduler_nodes()
@@ -142,8 +141,13 @@ def _at_least(stride: Any, other: Any) -> bool:
         return bool(hint(stride) >= hint(other))
 
 
-def trace(task: Task, kind: Kind) -> list[Traced]:
+def trace(task: Task, kind: Kind, *, library: bool = False) -> list[Traced]:
     """Trace a task's `eager` until every case is covered.
+
+    Args:
+        task: The task.
+        kind: The kind of device.
+        library: Whether products of matrices that the task allows are left to torch.
 
     Raises:
         NoSeed: It cannot be traced.
@@ -152,12 +156,13 @@ def trace(task: Task, kind: Kind) -> list[Traced]:
     for draw in range(_DRAWS):
         for which in ("check", "bench"):
             cases += draw_hidden(task, kind, which, draw)
-    if task.allow:
-        try:
-            return _trace_all(task, kind, cases, task.allow)
-        except NoSeed:  # Inductor fixes the channels of a library's convolution, for one
-            pass
-    return _trace_all(task, kind, cases, ())
+    with config.patch({"triton.native_matmul": not library}):  # else products are tl.dot in loops
+        if task.allow:
+            try:
+                return _trace_all(task, kind, cases, task.allow)
+            except NoSeed:  # torch goes too many ways, for one
+                pass
+        return _trace_all(task, kind, cases, ())
 
 
 def _trace_all(task: Task, kind: Kind, cases: Sequence[Case], allow: Sequence[str]) -> list[Traced]:

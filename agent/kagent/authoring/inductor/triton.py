@@ -436,9 +436,9 @@ def _given(module: ast.Module, kernel: str) -> list[str]:
 
 
 def _as_constants(node: ast.FunctionDef, numbers: Sequence[str]) -> list[str]:
-    """Compile a kernel that divides its indices by sizes for each of these; the sizes' names. A
-    division by what is known when it compiles is a multiplication, and most bounds are decided then.
-    The number of rows or elements stays a number that any launch may choose.
+    """Compile a kernel that divides its indices by sizes for each of these; the sizes' names. What
+    is divided by a constant is multiplied, and most bounds are decided then. The number of rows or
+    elements stays a number that any launch may choose.
     """
     sizes = {n for n in numbers if re.fullmatch(r"ks\d+", n)}
     divides = any(

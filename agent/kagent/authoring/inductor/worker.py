@@ -18,8 +18,8 @@ from kagent_sandbox.errors import KagentError
 from kagent_sandbox.process.parent import end_with_parent
 
 
-def write(task: Task, kind: Kind) -> str:
-    """A seed's source.
+def write(task: Task, kind: Kind, *, library: bool = False) -> str:
+    """A seed's source, which leaves allowed products of matrices to torch with `library`.
 
     Raises:
         NoSeed: There can be none; the text says why.
@@ -36,7 +36,7 @@ def write(task: Task, kind: Kind) -> str:
     if kind == "gpu":
         fake_gpu.install()
     trace.install()
-    traces = trace.trace(task, kind)
+    traces = trace.trace(task, kind, library=library)
     file: Any = TritonFile(task) if kind == "gpu" else CppFile(task)
     if len(traces) == 1:
         file.add(traces[0], task.entry, "")
@@ -72,14 +72,17 @@ def _docstring(task: Task, kind: Kind) -> str:
 
 
 def main() -> None:
-    """Answer one request: {"parent": process id, "task": folder, "kind": "gpu" or "cpu"}."""
+    """Answer one request: {"parent": process id, "task": folder, "kind": "gpu" or "cpu", "library":
+    whether torch multiplies matrices}.
+    """
     gc.disable()  # importing torch would collect often, and find next to nothing
     request = json.load(sys.stdin)
     end_with_parent(request["parent"])
     warnings.simplefilter("ignore")
     with contextlib.redirect_stdout(sys.stderr):  # what eager prints
         try:
-            answer = {"source": write(load_task(Path(request["task"])), request["kind"])}
+            task = load_task(Path(request["task"]))
+            answer = {"source": write(task, request["kind"], library=request["library"])}
         except KagentError as e:
             answer = {"error": str(e)}
         except Exception as e:
