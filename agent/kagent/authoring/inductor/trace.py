@@ -60,6 +60,7 @@ _SETTINGS = {
     "size_asserts": False,
     "benchmark_kernel": False,
     "implicit_fallbacks": True,
+    "unroll_reductions_threshold": 32,  # a window of 3x3 or 3x3x3, each of which a thread sums up
     "layout_optimization": False,  # would decide by the channels
     "cpp.dynamic_threads": True,
     "cpp.simdlen": 1,  # plain loops, that g++ makes vectors of
@@ -118,8 +119,8 @@ def install() -> None:
 
 
 def _index_dtype(features: Any) -> torch.dtype:
-    """The dtype of a kernel's indices. No index of a product runs over results and summands at once:
-    64 bits, which take several times as long to divide, are for tensors that need them.
+    """The dtype of a kernel's indices. In a product none runs over results and summands at once: 64
+    bits, which take several times as long to divide, are for tensors that need them.
     """
     nodes = features.scheduler_nodes()
     if not any(getattr(n.node.data, "reduction_type", "") == "dot" for n in nodes):
