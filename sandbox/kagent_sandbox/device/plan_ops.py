@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch._ops import OpOverload
@@ -155,9 +155,10 @@ def _bind_convolution(args: Sequence[object], out: torch.Tensor) -> Callable[[],
         return None
     if shape != out.shape:
         raise PlanError("aten::convolution.out has a result of another shape than the plan says")
-    flags = torch.backends.cudnn
+    flags: Any = torch.backends.cudnn  # torch declares no types of these
     deterministic = flags.deterministic or torch.are_deterministic_algorithms_enabled()
-    given = (padding, stride, dilation, groups, flags.benchmark, deterministic, flags.allow_tf32)
+    tf32 = flags.conv.fp32_precision == "tf32"
+    given = (padding, stride, dilation, groups, flags.benchmark, deterministic, tf32)
     each = bias.view(-1, *[1] * (out.dim() - 2)) if isinstance(bias, torch.Tensor) else None
 
     def perform() -> None:
