@@ -226,6 +226,9 @@ class CampaignRunner:
 
     def _race(self, problem: Problem) -> None:
         runs = self.campaign.runs_of(problem)
+        if not any(r.run or r.step for r in runs):
+            self.changed(f"{problem.name}: not begun: nothing was left for it")
+            return  # it waits, for `--resume` with more
         read = [(r.run, h) for r in runs if (h := self._read(r)) is not None]
         finalists = finalists_of(read)
         if not finalists:

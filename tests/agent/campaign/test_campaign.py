@@ -255,6 +255,17 @@ def test_a_run_that_nothing_is_left_for_is_not_open_any_more(tmp_path, monkeypat
     assert [r.over for r in made.campaign.resumed().runs] == ["", "exhausted"]
 
 
+def test_a_task_that_no_time_was_left_for_waits(tmp_path):
+    """It did not fail: the campaign may go on with more time."""
+    work = two_devices()
+    work = replace(work, settings=replace(work.settings, max_time=5.0), seconds=10.0)
+    said = []
+    made = running.CampaignRunner(tmp_path, work, {}, lambda *_: None, said.append)
+    made.run()
+    assert [made.campaign.of(p).state for p in made.campaign.problems] == [ProblemState.WAITING] * 2
+    assert said[-1].endswith("not begun: nothing was left for it")
+
+
 def test_a_task_with_an_address_of_its_own_needs_no_key_of_the_general_one(tmp_path, monkeypatch):
     tasks_in(tmp_path, "a", "b")
     monkeypatch.chdir(tmp_path)
