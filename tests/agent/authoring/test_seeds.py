@@ -148,6 +148,7 @@ def test_a_convolution_is_a_product_of_matrices_with_its_bias(make):
     (kernel,) = [k for k in source.split("@triton.jit") if "tl.dot(" in k]
     assert "tl.reshape(" not in kernel
     assert kernel.count("tl.cos(") == 2  # the weight's and the bias's
+    assert "DOT_PRECISION = 'tf32'" in source.splitlines()
 
 
 def test_a_variance_reads_its_row_once(make):

@@ -221,6 +221,10 @@ class TritonFile:
         if grid == "BatchMatmulGrid3D" and _is_one_for_all_samples(ast.unparse(node)):
             _swap_axes(node)
             grid = "Grid3D"
+        if traced.dtype == "float32" and choose_precision(node):
+            # Torch's own convolutions are in TF32, and its products are not.
+            values = ["tf32", "tf32x3"] if "window_products" in made else ["tf32x3", "ieee"]
+            self._tunable(PRECISION, values[0], values)
         text = self._text(node, traced, signature)
         reduction = meant.get("reduction_hint")
         return _Kernel(
@@ -247,8 +251,6 @@ class TritonFile:
         }
         _Casts(numbers).visit(node)
         _drop_unused(node)
-        if traced.dtype == "float32" and choose_precision(node):
-            self._tunable(PRECISION, "tf32x3", ["tf32x3", "ieee"])
         text = ast.unparse(ast.fix_missing_locations(node))
         short = {"bfloat16": "bf16", "float16": "fp16"}.get(traced.dtype)
         pointers = [n for n, kind in signature.items() if kind == f"*{short}"]
