@@ -179,7 +179,7 @@ def plant(
     """Overwrite some elements of a tensor in place, at least one of them.
 
     Args:
-        tensor: Any shape, of floating-point numbers; with no elements it stays as it is.
+        tensor: Any shape, of numbers of 16 bits or more; with no elements it stays as it is.
         values: They are written, each as likely as the others.
         share: Of the elements, from 0 to 1.
         generator: The source of chance, on the tensor's device.

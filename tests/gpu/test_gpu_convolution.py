@@ -45,6 +45,21 @@ def test_it_is_torchs_own(axes, last, biased):
     assert expected.stride() == out.strides
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("groups", [1, 16])
+def test_other_dtypes_and_groups_are_torchs_too(dtype, groups):
+    kind = getattr(torch, dtype)
+    x = torch.randn(2, 16, 9, 9, device="cuda", dtype=kind).to(memory_format=torch.channels_last)
+    weight = torch.randn(32, 16 // groups, 3, 3, device="cuda", dtype=kind)
+    rest = ([2], [1], [1], False, [0], groups)
+    expected = torch.convolution(x, weight, None, *rest)
+    out = torch.empty_like(expected)
+    direct = _bind_convolution([x, weight, None, *rest], out)
+    if direct is not None:
+        direct()
+        torch.testing.assert_close(out, expected)
+
+
 @pytest.mark.parametrize("size", [4, 6])
 def test_a_result_of_another_shape_is_an_error(size):
     x, weight = torch.randn(1, 16, 9, 9, device="cuda"), torch.randn(16, 16, 3, 3, device="cuda")

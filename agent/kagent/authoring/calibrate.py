@@ -162,10 +162,10 @@ def calibrate(task: Task, kind: Kind, say: Callable[[str], None]) -> KindCalibra
             with lock.turn("work"):
                 for seed in range(draws):
                     _try_case(task, sampler, sampler.fresh(case, seed), ways, found)
-    derived = task.folder / NAMES[kind]
-    if derived.is_file():
-        say(f"{kind}: {derived.name}")
-        _try_seed(task, kind, derived, cases, found, say)
+    for derived in (task.folder / name for name in NAMES[kind]):
+        if derived.is_file():
+            say(f"{kind}: {derived.name}")
+            _try_seed(task, kind, derived, cases, found, say)
     results = {
         name: _tolerance(task, name, found.seen[name]) for name in found.seen if found.seen[name]
     }

@@ -23,11 +23,13 @@ from kagent.candidate_file import check_file
 from kagent.runs.files import write_file
 from kagent.tasks import refusal_file
 
-NAMES: dict[Kind, str] = {"gpu": "triton_inductor.py", "cpu": "cpp_inductor.py"}
-"""Files that seeds are written to, in the task's folder."""
-LIBRARY_NAME = "triton_library.py"
-"""File of another one for a GPU, of a task that allows products of matrices. It leaves them to
-torch, which is faster at some sizes; `NAMES` has them in the same kernel as what follows.
+NAMES: dict[Kind, tuple[str, ...]] = {
+    "gpu": ("triton_inductor.py", "triton_library.py"),
+    "cpu": ("cpp_inductor.py",),
+}
+"""Files that seeds are written to, in the task's folder. The second one for a GPU, of a task that
+allows products of matrices, leaves them to torch, which is faster at some sizes; the first one has
+them in the same kernel as what follows.
 """
 _PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 LIMIT_S = 600.0
@@ -70,7 +72,7 @@ def write_seeds(
         say: Is told what is being done.
 
     Returns:
-        An outcome for each kind, and one for each further seed that was written.
+        The outcomes of each kind's seeds that were written; of a kind that has none, why.
 
     Raises:
         TaskError: The task has a fault.
@@ -78,29 +80,36 @@ def write_seeds(
     """
     found = []
     for kind in kinds:
-        outcomes = [_write(folder, kind, NAMES[kind], jobs, say)]
-        if kind == "gpu" and any(allows(load_task(folder).allow, name) for name in _PRODUCTS):
-            other = _write(folder, kind, LIBRARY_NAME, jobs, say)
-            outcomes += [other] if other.path is not None else []
+        products = any(allows(load_task(folder).allow, name) for name in _PRODUCTS)
+        outcomes: list[SeedOutcome] = []
+        for name in NAMES[kind]:
+            if not outcomes or products:
+                outcomes.append(_write(folder, kind, name, jobs, say))
+            else:  # of an earlier task in this folder
+                (folder / name).unlink(missing_ok=True)
         refusal = refusal_file(folder, kind)
-        if all(o.path is None for o in outcomes):
-            write_file(refusal, outcomes[0].reason + "\n")
-        else:
+        written = [o for o in outcomes if o.path is not None]
+        if written:
             refusal.unlink(missing_ok=True)
-        found += outcomes
+        else:
+            write_file(refusal, outcomes[0].reason + "\n")
+        found += written or outcomes[:1]
     return found
 
 
 def _write(
     folder: Path, kind: Kind, name: str, jobs: int, say: Callable[[str], None]
 ) -> SeedOutcome:
-    library = name == LIBRARY_NAME
+    path, first = folder / name, folder / NAMES[kind][0]
+    library = path != first
     products = ", with torch's products" if library else ""
     say(f"tracing {folder.name} for a {'GPU' if kind == 'gpu' else 'CPU'}{products}")
+    path.unlink(missing_ok=True)
     found = _generate(folder, kind, library=library)
     if "source" not in found:
         return SeedOutcome(kind, None, found["reason"])
-    path = folder / name
+    if library and first.is_file() and found["source"] == first.read_text(encoding="utf-8"):
+        return SeedOutcome(kind, None, f"it is {first.name}")
     with tempfile.TemporaryDirectory(prefix="kagent_seed_") as aside:
         draft = Path(aside, path.name)
         draft.write_text(found["source"], encoding="utf-8")

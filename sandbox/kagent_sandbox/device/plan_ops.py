@@ -119,8 +119,10 @@ def _bind_torch(op: TorchOp, view: View) -> Callable[[], None]:
         or op.args[0] != (op.writes[0] if len(op.writes) == 1 else None)
     ):
         raise PlanError(f"{op.name}: neither its out= nor its in-place form, or not what it writes")
-    if op.name == "aten::convolution.out" and (direct := _bind_convolution(args, writes[0])):
-        return direct
+    if op.name == "aten::convolution.out":
+        _check_convolution(args)
+        if direct := _bind_convolution(args, writes[0]):
+            return direct
     shapes = [w.shape for w in writes]
 
     def perform() -> None:
@@ -132,6 +134,19 @@ def _bind_torch(op: TorchOp, view: View) -> Callable[[], None]:
     return perform
 
 
+def _check_convolution(args: Sequence[object]) -> None:
+    """Make sure that cuDNN can tell a convolution's numbers: torch keeps its plans by their last 31
+    bits, and would take one for a larger result.
+
+    Raises:
+        PlanError: A number is below 0, or needs more bits.
+    """
+    numbers = [n for a in args if isinstance(a, Sequence) for n in a]
+    numbers += [n for a in args if isinstance(a, torch.Tensor) for n in a.shape]
+    if any(isinstance(n, int) and not 0 <= n < 1 << 31 for n in numbers):
+        raise PlanError("aten::convolution with a negative number, or one of more than 31 bits")
+
+
 def _bind_convolution(args: Sequence[object], out: torch.Tensor) -> Callable[[], None] | None:
     """A convolution by cuDNN that writes `out` itself: torch's out= form copies a result of its own
     there, and a call of `torch.convolution` copies nothing. None where torch takes another way.
@@ -141,7 +156,7 @@ def _bind_convolution(args: Sequence[object], out: torch.Tensor) -> Callable[[],
     """
     if not out.is_cuda or out.dim() < 4 or len(args) != 9:
         return None
-    x, weight, bias, stride, padding, dilation, *_, groups = args
+    x, weight, bias, *each, _, _, groups = args
     if not (isinstance(x, torch.Tensor) and isinstance(weight, torch.Tensor)):
         return None
     metas = [a.to("meta") if isinstance(a, torch.Tensor) else a for a in args]
@@ -150,21 +165,24 @@ def _bind_convolution(args: Sequence[object], out: torch.Tensor) -> Callable[[],
         shape = torch.ops.aten.convolution(*metas).shape
     except (RuntimeError, TypeError, ValueError):  # the call will say what is wrong
         return None
-    dense = out.is_contiguous(memory_format=suggest_memory_format(out))
+    layout = torch.contiguous_format if out.dtype == torch.float64 else suggest_memory_format(out)
+    dense = out.is_contiguous(memory_format=layout)
     if not by_cudnn or not dense or out.dtype != x.dtype:
         return None
     if shape != out.shape:
         raise PlanError("aten::convolution.out has a result of another shape than the plan says")
+    axes = out.dim() - 2
+    stride, padding, dilation = [list(n) * (axes if len(n) == 1 else 1) for n in each]  # type: ignore[arg-type,call-overload]
     flags: Any = torch.backends.cudnn  # torch declares no types of these
     deterministic = flags.deterministic or torch.are_deterministic_algorithms_enabled()
     tf32 = flags.conv.fp32_precision == "tf32"
     given = (padding, stride, dilation, groups, flags.benchmark, deterministic, tf32)
-    each = bias.view(-1, *[1] * (out.dim() - 2)) if isinstance(bias, torch.Tensor) else None
+    added = bias.view(-1, *[1] * axes) if isinstance(bias, torch.Tensor) else None
 
     def perform() -> None:
         torch.ops.aten.cudnn_convolution.out(x, weight, *given, out=out)
-        if each is not None:
-            out.add_(each)
+        if added is not None:
+            out.add_(added)
 
     return perform
 

@@ -287,7 +287,7 @@ def test_a_task_that_allows_products_has_a_seed_with_torchs_own(make):
     own, library = seeds.write_seeds(folder, kinds=("gpu",))
     assert own.path is not None, own.reason
     assert library.path is not None, library.reason
-    assert library.path.name == seeds.LIBRARY_NAME
+    assert library.path.name == "triton_library.py"
     assert library.results >= 1
     texts = [o.path.read_text() for o in (own, library)]
     assert ["tl.dot(" in t for t in texts] == [True, False]
@@ -364,6 +364,28 @@ def test_functions_that_the_interpreter_lacks(name):
     x = x.astype(np.float32)
     with np.errstate(all="ignore"):
         np.testing.assert_allclose(scope[f"_{name}"](x), OWN[name](x.astype(float)), rtol=6e-7)
+
+
+@pytest.mark.parametrize("name", ["div_floor_integer", "remainder_integer"])
+@pytest.mark.parametrize("rounded", ["down", "towards 0"])
+def test_quotients_of_constants_and_of_a_kernels_numbers_are_rounded_down(name, rounded):
+    """Constants are divided as Python does, numbers of a kernel as C does."""
+
+    class InC(int):
+        def __floordiv__(self, other):
+            return InC(math.trunc(int(self) / int(other)))
+
+        def __mod__(self, other):
+            return InC(math.fmod(int(self), int(other)))
+
+    scope = {"tl": SimpleNamespace(where=lambda c, a, b: a if c else b)}
+    body = triton._INSTEAD[name].strip().removeprefix("@triton.jit\n")
+    exec(body, scope)
+    number = int if rounded == "down" else InC
+    for a in range(-13, 14):
+        for b in (-5, -3, -1, 1, 2, 4, 7):
+            expected = a // b if name == "div_floor_integer" else a % b
+            assert scope[name](number(a), number(b)) == expected, (a, b)
 
 
 def test_blocks_within_blocks_become_one():

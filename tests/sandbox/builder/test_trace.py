@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from kagent_sandbox.builder.trace.meta import run_on_meta
 from kagent_sandbox.data.plan import Alloc, Copy, Fill, Free, Launch
 from kagent_sandbox.data.plan_json import dump_plan
 from warm_tracer import tensor, tracer  # noqa: F401 - a fixture
@@ -241,3 +242,16 @@ def test_a_tensor_like_a_padded_one_has_the_strides_that_torch_gives_it(
     assert torch.empty_like(real).stride() == strides
     assert answer.plan.outputs[0].strides == strides
     assert answer.plan.ops[-1].value == strides[0]
+
+
+@pytest.mark.parametrize(("dtype", "last"), [("float32", True), ("float64", False)])
+def test_a_convolution_has_channels_last_where_an_operand_has(dtype, last):
+    x = torch.empty(2, 3, 5, 4, dtype=getattr(torch, dtype), device="meta")
+    weight = torch.empty(4, 3, 3, 3, dtype=x.dtype, device="meta")
+    rest = (None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    plain, given = (
+        run_on_meta(torch.ops.aten.convolution.default, (t, weight, *rest), {})
+        for t in (x, x.to(memory_format=torch.channels_last))
+    )
+    assert plain.is_contiguous()
+    assert given.is_contiguous(memory_format=torch.channels_last) == last

@@ -169,6 +169,17 @@ def test_view_outside_of_the_arena():
         Memory(1024)(contiguous(1, (1,), "uint8"))
 
 
+@pytest.mark.parametrize("stride", [[-1, 1], [(1 << 32) + 1, 1]])
+def test_a_convolution_of_numbers_that_cudnn_cannot_tell(stride):
+    """torch finds its plans by 32 bits of each: another one's would write more than there is."""
+    x, weight = contiguous(0, (1, 3, 5, 4), "float32"), contiguous(1, (4, 3, 1, 1), "float32")
+    rest = (stride, [0, 0], [1, 1], False, [0, 0], 1)
+    out = contiguous(2, (1, 4, 1, 4), "float32")
+    op = TorchOp("aten::convolution.out", (x, weight, None, *rest), {}, (out,))
+    with pytest.raises(PlanError, match="31 bits"):
+        bind_op(op, Memory())
+
+
 @pytest.mark.parametrize("last", [False, True])
 def test_a_convolution_with_out(last):
     memory = Memory()

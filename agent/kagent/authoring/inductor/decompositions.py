@@ -18,12 +18,15 @@ aten = torch.ops.aten
 _LEAST_ROWS = 8  # of a convolution's results, that `tl.dot` is worth it for
 
 
-def plain_loops(kind: Kind, allow: Collection[str]) -> Mapping[Any, Callable[..., Any]]:
+def plain_loops(
+    kind: Kind, allow: Collection[str], *, finite: bool = True
+) -> Mapping[Any, Callable[..., Any]]:
     """Decompositions by overload.
 
     Args:
         kind: "gpu": products of matrices stay, which become `tl.dot`. "cpu": they become sums.
         allow: The torch operations that the task allows: a library is called for them.
+        finite: Whether all inputs are finite: infinity times a 0 that fills a window up is NaN.
     """
     table: dict[Any, Callable[..., Any]] = {
         aten._softmax_backward_data.default: _softmax_backward,  # noqa: SLF001 - torch's own name
@@ -41,7 +44,7 @@ def plain_loops(kind: Kind, allow: Collection[str]) -> Mapping[Any, Callable[...
         table |= {aten.var_mean.correction: _var_mean}
         table |= {aten.var.correction: lambda *a, **k: _var_mean(*a, **k)[0]}
     table |= {op: f for op, f in library.items() if not allows(allow, op.name())}
-    if kind == "gpu":
+    if kind == "gpu" and finite:
         table.setdefault(aten.convolution.default, without_transposition)
     if not all(allows(allow, name) for name in ("aten::addmm", "aten::baddbmm")):
         table |= {aten.addmm.default: _addmm, aten.baddbmm.default: _addmm}

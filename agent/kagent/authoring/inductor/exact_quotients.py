@@ -8,7 +8,7 @@ import functools
 from typing import Any
 
 import sympy
-from sympy.polys.polyerrors import PolynomialError
+from sympy.polys.polyerrors import BasePolynomialError
 from torch._inductor.sizevars import SizeVarAllocator
 from torch.utils._sympy.functions import FloorDiv
 
@@ -50,6 +50,6 @@ def exact_quotient(dividend: Any, divisor: Any) -> Any:
     symbols = sorted(dividend.free_symbols | divisor.free_symbols, key=str)
     try:
         quotient, rest = sympy.div(dividend, divisor, *symbols, domain="ZZ")
-    except PolynomialError:
+    except (BasePolynomialError, ZeroDivisionError):
         return None
     return None if rest else quotient

@@ -40,7 +40,10 @@ def _lower(
     axes = len(weight.get_size())
     on_gpu = ir.get_device_type(x) == "cuda"
     depthwise = weight.get_size()[1] == 1
-    last = on_gpu and axes in FORMATS and (groups == 1 or (depthwise and not transposed))
+    wide = x.get_dtype() == torch.float64  # cuDNN has none for it
+    last = (
+        on_gpu and not wide and axes in FORMATS and (groups == 1 or (depthwise and not transposed))
+    )
     order = [axes - 1, 0, *range(axes - 2, 0, -1)] if last else [*reversed(range(axes))]
     size = [
         s.node.expr if isinstance(s, torch.SymInt) else sympy.Integer(s)

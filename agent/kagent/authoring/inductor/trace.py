@@ -168,6 +168,9 @@ def trace(task: Task, kind: Kind, *, library: bool = False) -> list[Traced]:
 
 def _trace_all(task: Task, kind: Kind, cases: Sequence[Case], allow: Sequence[str]) -> list[Traced]:
     """Trace with some operations left to torch."""
+    kinds = {c.inputs for c in cases}.union(*(g.inputs for g in task.cases(kind).hidden_check))
+    finite = "nonfinite" not in kinds
+    table = {**select_decomp_table(), **plain_loops(kind, allow, finite=finite)}
     varying = _varying(task, cases)
     dtype = next((c.dtype for c in cases if c.dtype in _HALF), cases[0].dtype)
     # The largest first: what counts elements must count those.
@@ -176,7 +179,7 @@ def _trace_all(task: Task, kind: Kind, cases: Sequence[Case], allow: Sequence[st
     while left:
         if len(traces) == MOST_TRACES:
             raise NoSeed(f"torch goes more than {MOST_TRACES} ways, by the cases' sizes and flags")
-        traced, covers = _most_general(task, kind, left[0], dtype, varying, allow)
+        traced, covers = _most_general(task, kind, left[0], dtype, varying, table)
         traces.append(traced)
         left = [c for c in left[1:] if not covers(c)]
     return traces
@@ -188,7 +191,7 @@ def _most_general(
     case: Case,
     dtype: str,
     varying: Mapping[str, set[int]],
-    allow: Sequence[str],
+    table: Mapping[Any, Callable[..., Any]],
 ) -> tuple[Traced, Callable[[Case], bool]]:
     """A trace that holds for a case, and for as many others as can be."""
     ones = [n for n in varying if case.dims[n] in (0, 1)]
@@ -197,7 +200,7 @@ def _most_general(
     for general, constant in ((True, ()), (False, ()), (False, ones)):
         with shapes_config.patch(backed_size_oblivious=general):  # type: ignore[attr-defined]
             try:
-                traced, covers = _trace(task, kind, case, dtype, varying, allow, constant)
+                traced, covers = _trace(task, kind, case, dtype, varying, table, constant)
             except NoSeed:
                 if not general and (constant or not ones):
                     raise
@@ -223,7 +226,7 @@ def _trace(
     case: Case,
     dtype: str,
     varying: Mapping[str, set[int]],
-    allow: Sequence[str],
+    table: Mapping[Any, Callable[..., Any]],
     constant: Sequence[str] = (),
 ) -> tuple[Traced, Callable[[Case], bool]]:
     """A trace with the sizes of one case in mind, and whether it holds for another.
@@ -273,7 +276,6 @@ def _trace(
             return ()
         return results if isinstance(results, tuple | list) else (results,)
 
-    table = {**select_decomp_table(), **plain_loops(kind, allow)}
     try:
         # First what autograd does, of which functionalize knows nothing, and which needs a device
         # that is there.

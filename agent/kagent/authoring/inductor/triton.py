@@ -79,12 +79,25 @@ Near 0, tanh is x times a polynomial that was fitted to tanh(x) / x.
 """
 
 
-_WELFORD = {
+_INSTEAD = {
+    "div_floor_integer": """
+@triton.jit
+def div_floor_integer(a, b):
+    quotient = a // b
+    product = quotient * b
+    return tl.where((product != a) & ((product > a) == (b > 0)), quotient - 1, quotient)
+""",
+    "remainder_integer": """
+@triton.jit
+def remainder_integer(a, b):
+    rest = a % b
+    return tl.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
+""",
     "welford_reduce": """
 @triton.jit
 def welford_reduce(value, mean, m2, weight, count):
     delta = value - mean
-    mean += delta * (1.0 / count)
+    mean += delta * (1 / tl.cast(count, value.dtype))
     return (mean, m2 + delta * (value - mean), weight + 1)
 """,
     "welford": """
@@ -96,8 +109,10 @@ def welford(mean, m2, weight, dim):
     return (whole, tl.sum(m2 + rest * rest * weight, dim), count)
 """,
 }
-"""Welford's sums of squares. All lanes have as many values, whose number is divided by once, where
-Inductor's divides in each lane; and all lanes are put together at the end, not pair by pair.
+"""Functions of Inductor's run-time library that are others here. A quotient of constants is rounded
+down, and one of a kernel's numbers towards 0: these are right for both. Welford's sums of squares
+divide by the number of a lane's values once for all, where Inductor's do in each lane, and put
+all lanes together at the end, not pair by pair.
 """
 
 
@@ -286,8 +301,8 @@ class TritonFile:
         """A function of Inductor's run-time library, and those that it calls."""
         if name in self.helpers:
             return
-        if name in _WELFORD:
-            self.helpers[name] = _WELFORD[name].strip()
+        if name in _INSTEAD:
+            self.helpers[name] = _INSTEAD[name].strip()
             return
         function = getattr(triton_helpers, name)
         source = inspect.getsource(getattr(function, "fn", function))

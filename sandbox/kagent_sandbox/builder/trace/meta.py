@@ -68,6 +68,8 @@ def _as_convolved(result: torch.Tensor, operands: Sequence[torch.Tensor]) -> tor
     channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(result.dim())
     if channels_last is None or len(operands) < 2:
         return result
+    if result.dtype == torch.float64:  # neither has them in this one
+        return result.contiguous()
     if any(suggest_memory_format(t) == channels_last for t in operands):
         return result.contiguous(memory_format=channels_last)
     return result.contiguous()
