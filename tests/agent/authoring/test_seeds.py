@@ -264,6 +264,30 @@ def test_the_order_is_torchs_own_stable_one(dim, descending):
     torch.testing.assert_close(few[0], values.narrow(dim, 0, 3), rtol=0, atol=0, equal_nan=True)
 
 
+POOLS = [  # dimensions, arguments, shape
+    (3, ([3, 3, 3], [2, 2, 2], [1, 1, 1]), (2, 3, 9, 8, 7)),
+    (3, ([3, 4, 5],), (3, 9, 8, 7)),
+    (3, ([3], [1], [1], False, True, 5), (2, 3, 9, 8, 7)),
+    (2, ([6, 7], [2, 3], [3, 2]), (2, 3, 19, 18)),
+    (2, ([7],), (3, 19, 18)),
+]
+
+
+@pytest.mark.parametrize(("axes", "arguments", "shape"), POOLS)
+def test_a_large_windows_mean_is_torchs(axes, arguments, shape):
+    x = torch.randn(shape, dtype=torch.float64)
+    mine = decompositions._average_pool(axes, x, *arguments)
+    pool = torch.ops.aten.avg_pool3d if axes == 3 else torch.ops.aten.avg_pool2d
+    torch.testing.assert_close(mine, pool(x, *arguments))
+
+
+@pytest.mark.parametrize(
+    "arguments", [([2, 2],), ([7, 7], [2], [1], True), ([7], [7], [1], False, False)]
+)
+def test_other_windows_are_left_to_inductor(arguments):
+    assert decompositions._average_pool(2, torch.randn(1, 1, 20, 20), *arguments) is NotImplemented
+
+
 def test_a_library_takes_views_of_arguments(make):
     task = TASK.replace("k = 2.0", "k = 2.0, floor = 4.0").replace(
         "\ndims =", '\nallow = ["aten::convolution"]\ndims =', 1

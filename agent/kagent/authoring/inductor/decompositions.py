@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +17,7 @@ from kagent.authoring.inductor.transposed_convolution import without_transpositi
 from kagent.authoring.inductor.window_products import window_products
 
 aten = torch.ops.aten
+_MOST_OF_A_WINDOW = 25  # that Inductor has a mean for
 _LEAST_ROWS = 8  # of a convolution's results, that `tl.dot` is worth it for
 
 
@@ -32,6 +35,8 @@ def plain_loops(
         aten._softmax_backward_data.default: _softmax_backward,  # noqa: SLF001 - torch's own name
         aten.logical_not.default: lambda x: x == 0,
         aten.topk.default: _topk,
+        aten.avg_pool2d.default: functools.partial(_average_pool, 2),
+        aten.avg_pool3d.default: functools.partial(_average_pool, 3),
         aten.sort.default: _sort,
         aten.sort.stable: lambda x, dim=-1, descending=False, **_: _sort(x, dim, descending),
     }
@@ -49,6 +54,29 @@ def plain_loops(
     if not all(allows(allow, name) for name in ("aten::addmm", "aten::baddbmm")):
         table |= {aten.addmm.default: _addmm, aten.baddbmm.default: _addmm}
     return table
+
+
+def _average_pool(
+    n: int,
+    x: Tensor,
+    window: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Any:
+    """A large window's mean, as one of unfolded places: Inductor leaves it to torch."""
+    window = list(window) * (n if len(window) == 1 else 1)
+    stride, padding = (list(v) * (n if len(v) == 1 else 1) for v in (stride or window, padding))
+    outside = any(padding) and not (count_include_pad or divisor_override)
+    if math.prod(window) <= _MOST_OF_A_WINDOW or ceil_mode or outside:
+        return NotImplemented
+    if any(padding):
+        x = F.pad(x, [p for each in reversed(padding) for p in (each, each)])
+    for d in range(n):
+        x = x.unfold(x.dim() - n, window[d], stride[d])
+    return x.sum(list(range(-n, 0))) / (divisor_override or math.prod(window))
 
 
 def _var_mean(
