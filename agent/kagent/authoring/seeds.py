@@ -78,15 +78,14 @@ def write_seeds(
         TaskError: The task has a fault.
         MachineError: This machine lacks what a check needs.
     """
+    allow = load_task(folder).allow
+    products = any(allows(allow, name) for name in _PRODUCTS)
     found = []
     for kind in kinds:
-        products = any(allows(load_task(folder).allow, name) for name in _PRODUCTS)
-        outcomes: list[SeedOutcome] = []
         for name in NAMES[kind]:
-            if not outcomes or products:
-                outcomes.append(_write(folder, kind, name, jobs, say))
-            else:  # of an earlier task in this folder
-                (folder / name).unlink(missing_ok=True)
+            (folder / name).unlink(missing_ok=True)
+        wanted = NAMES[kind] if products else NAMES[kind][:1]
+        outcomes = [_write(folder, kind, name, jobs, say) for name in wanted]
         refusal = refusal_file(folder, kind)
         written = [o for o in outcomes if o.path is not None]
         if written:
@@ -104,7 +103,6 @@ def _write(
     library = path != first
     products = ", with torch's products" if library else ""
     say(f"tracing {folder.name} for a {'GPU' if kind == 'gpu' else 'CPU'}{products}")
-    path.unlink(missing_ok=True)
     found = _generate(folder, kind, library=library)
     if "source" not in found:
         return SeedOutcome(kind, None, found["reason"])

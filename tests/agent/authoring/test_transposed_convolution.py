@@ -37,6 +37,13 @@ def test_it_is_the_transposed_convolution(sizes, biased):
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
+def test_a_list_may_have_one_number_for_all_dimensions():
+    x, weight = torch.randn(1, 2, 4, 5), torch.randn(2, 3, 3, 3)
+    found = without_transposition(x, weight, None, [2], [1], [1], True, [1], 1)
+    expected = torch.conv_transpose2d(x, weight, None, 2, 1, 1)
+    torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize(
     ("window", "stride", "padding", "dilation", "transposed", "groups"),
     [

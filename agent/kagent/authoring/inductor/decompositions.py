@@ -13,6 +13,7 @@ from kagent_sandbox.builder.policy import allows
 from kagent_sandbox.data.kind import Kind
 from torch import Tensor
 
+from kagent.authoring.inductor.convolution_numbers import ConvolutionNumbers, for_each
 from kagent.authoring.inductor.transposed_convolution import without_transposition
 from kagent.authoring.inductor.window_products import window_products
 
@@ -67,8 +68,8 @@ def _average_pool(
     divisor_override: int | None = None,
 ) -> Any:
     """A large window's mean, as one of unfolded places: Inductor leaves it to torch."""
-    window = list(window) * (n if len(window) == 1 else 1)
-    stride, padding = (list(v) * (n if len(v) == 1 else 1) for v in (stride or window, padding))
+    window, padding = for_each(n, window), for_each(n, padding)
+    stride = for_each(n, stride or window)
     outside = any(padding) and not (count_include_pad or divisor_override)
     if math.prod(window) <= _MOST_OF_A_WINDOW or ceil_mode or outside:
         return NotImplemented
@@ -189,27 +190,19 @@ def _convolution(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
+    *numbers: Any,
 ) -> Tensor:
     """A sum over the channels of a group and the places of a window."""
     n = x.dim() - 2
-
-    def each(values: Sequence[int]) -> list[int]:
-        return list(values) * (n if len(values) == 1 else 1)
-
-    stride, padding, dilation = each(stride), each(padding), each(dilation)
+    given = ConvolutionNumbers.of(n, *numbers)
+    stride, padding, dilation, transposed, output_padding, groups = given
     window = list(weight.shape[2:])
     depthwise = groups > 1 and weight.shape[1] == 1 and weight.shape[0] == groups
     if transposed:
         for d, s in enumerate(stride):
             x = _spread(x, d + 2, s)
         reach = [a * (k - 1) - p for a, k, p in zip(dilation, window, padding, strict=True)]
-        ends = [(r, r + m) for r, m in zip(reach, each(output_padding), strict=True)]
+        ends = [(r, r + m) for r, m in zip(reach, output_padding, strict=True)]
         weight = weight.flip(list(range(2, n + 2)))
         if groups == 1:
             weight = weight.transpose(0, 1)

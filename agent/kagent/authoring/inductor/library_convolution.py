@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import sympy
@@ -10,12 +9,14 @@ import torch
 from torch._inductor import ir, lowering
 from torch._inductor.virtualized import V
 
+from kagent.authoring.inductor.convolution_numbers import ConvolutionNumbers
+
 aten = torch.ops.aten
 FORMATS = {4: "channels_last", 5: "channels_last_3d"}
 """Memory formats by the number of dimensions, in which a GPU's convolutions of one group are
 computed: cuDNN multiplies with channels last, and else brings its operands and its result there and
-back itself. Inductor's own rule, which has none for five dimensions either. Inductor's code calls
-such a convolution by a name that ends in the format's.
+back itself. torch.compile does so for four dimensions. Inductor's code calls such a convolution by
+a name that ends in the format's.
 """
 
 
@@ -26,24 +27,14 @@ def install() -> None:
     lowering.register_lowering(aten.convolution.default, type_promotion_kind=None)(_lower)
 
 
-def _lower(
-    x: Any,
-    weight: Any,
-    bias: Any,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-) -> Any:
+def _lower(x: Any, weight: Any, bias: Any, *numbers: Any) -> Any:
     axes = len(weight.get_size())
+    given = ConvolutionNumbers.of(axes - 2, *numbers)
     on_gpu = ir.get_device_type(x) == "cuda"
     depthwise = weight.get_size()[1] == 1
     wide = x.get_dtype() == torch.float64  # cuDNN has none for it
-    last = (
-        on_gpu and not wide and axes in FORMATS and (groups == 1 or (depthwise and not transposed))
-    )
+    one_group = given.groups == 1 or (depthwise and not given.transposed)
+    last = on_gpu and not wide and axes in FORMATS and one_group
     order = [axes - 1, 0, *range(axes - 2, 0, -1)] if last else [*reversed(range(axes))]
     size = [
         s.node.expr if isinstance(s, torch.SymInt) else sympy.Integer(s)
@@ -57,12 +48,11 @@ def _lower(
     # torch adds the bias in a pass of its own on a GPU: there the next kernel does.
     inside = bias is not None and not on_gpu
     inputs += [ir.ExternKernel.realize_input(bias)] if inside else []
-    numbers = (stride, padding, dilation, transposed, output_padding, groups)
     found = ir.TensorBox.create(
         ir.ExternKernelAlloc(
             layout,
             inputs,
-            (*(() if inside else (None,)), *numbers),
+            (*(() if inside else (None,)), *given),
             python_kernel_name=f"aten.convolution.{FORMATS[axes] if last else 'default'}",
         )
     )

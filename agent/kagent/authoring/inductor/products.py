@@ -235,8 +235,13 @@ def _name(statement: ast.Assign) -> str:
     return ast.unparse(statement.targets[0])
 
 
+def names_in(node: ast.AST) -> set[str]:
+    """All names in a piece of code."""
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+
+
 def _read(statement: ast.Assign) -> set[str]:
-    return {n.id for n in ast.walk(statement.value) if isinstance(n, ast.Name)}
+    return names_in(statement.value)
 
 
 class _Replace(ast.NodeTransformer):

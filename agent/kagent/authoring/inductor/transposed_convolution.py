@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kagent.authoring.inductor.convolution_numbers import ConvolutionNumbers
+
 MOST_PRODUCTS = 3.0
 """Products for each one of the transposed convolution: windows of all results are as wide as the
 widest, and zeros fill the others.
@@ -26,12 +28,7 @@ def without_transposition(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
+    *numbers: Any,
 ) -> Any:
     """Compute a transposed convolution of one group without dilation.
 
@@ -39,18 +36,16 @@ def without_transposition(
         x: [N, C, X...], 1 to 3 dimensions of places.
         weight: [C, O, K...].
         bias: [O], or None.
-        stride: Results for each place, in each dimension.
-        padding: Results that are left out on both sides, in each dimension.
-        dilation: 1 in each dimension.
-        transposed: Whether it is a transposed convolution.
-        output_padding: Results that are added on one side, in each dimension.
-        groups: Groups of channels: 1.
+        *numbers: As `ConvolutionNumbers`.
 
     Returns:
         [N, O, (X - 1) · stride - 2 · padding + K + output_padding...]; NotImplemented for any other
         convolution, and where windows would be mostly zeros: torch goes on with it as it is.
     """
     window = weight.shape[2:]
+    n = len(window)
+    given = ConvolutionNumbers.of(n, *numbers)
+    stride, padding, dilation, transposed, output_padding, groups = given
     known = all(type(k) is int for k in window)
     if not transposed or groups != 1 or any(d != 1 for d in dilation) or not known:
         return NotImplemented
@@ -65,7 +60,6 @@ def without_transposition(
         return NotImplemented
     more = [-((s + 2 * p - k - o) // s) for k, s, p, o in each]  # of results for each r than places
     around = [max(-a, b + q, 0) for a, b, q in zip(first, last, more, strict=True)]
-    n = len(window)
     sums = torch.ops.aten.convolution(
         *(x, _for_each_remainder(weight, stride, padding, last, width), None, [1] * n, around),
         *([1] * n, False, [0] * n, 1),

@@ -19,6 +19,7 @@ from kagent.authoring.inductor.products import (
     PaddedOperand,
     choose_precision,
     improve_products,
+    names_in,
 )
 from kagent.authoring.inductor.trace import NoSeed, Traced
 from kagent.authoring.inductor.whole_blocks import leave_masks_to_the_last
@@ -309,7 +310,7 @@ class TritonFile:
         (node,) = ast.parse(inspect.cleandoc(source)).body
         assert isinstance(node, ast.FunctionDef)
         node.body = [s for s in node.body if not _is_text(s)] or node.body
-        names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+        names = names_in(node)
         text = re.sub(r"\bmath\.(\w+)\(", r"tl_math.\1(", ast.unparse(node))
         for other in sorted(names - {name}):
             if hasattr(getattr(triton_helpers, other, None), "fn"):
@@ -407,11 +408,15 @@ class TritonFile:
 def _count_values(node: ast.FunctionDef) -> None:
     """Tell `welford_reduce` how many values each lane has with this one, not whether it is the
     first.
+
+    Raises:
+        NoSeed: Inductor tells it otherwise.
     """
     for call in ast.walk(node):
         if isinstance(call, ast.Call) and ast.unparse(call.func).endswith(".welford_reduce"):
-            first = call.args[-1]
-            assert ast.unparse(first) == "roffset == 0", ast.unparse(first)
+            first = ast.unparse(call.args[-1])
+            if first != "roffset == 0":
+                raise NoSeed(f"Inductor's Welford sums begin where {first}")
             call.args[-1] = ast.parse("r0_offset // R0_BLOCK + 1", mode="eval").body
 
 
@@ -434,7 +439,7 @@ def _swap_axes(node: ast.FunctionDef) -> None:
 
 def _drop_sizes(node: ast.FunctionDef, sizes: Collection[str]) -> list[str]:
     """Drop those of some parameters that nothing reads; their names."""
-    read = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    read = names_in(node)
     unread = [n for n in sizes if n not in read]
     node.args.args = [a for a in node.args.args if a.arg not in unread]
     return unread
@@ -461,8 +466,8 @@ def _as_constants(node: ast.FunctionDef, numbers: Sequence[str]) -> list[str]:
     divides = any(
         isinstance(n, ast.BinOp)
         and isinstance(n.op, ast.FloorDiv | ast.Mod)
-        and _names(n.right) & sizes
-        and not _names(n.left) <= set(numbers)
+        and names_in(n.right) & sizes
+        and not names_in(n.left) <= set(numbers)
         for n in ast.walk(node)
     )
     constant = [a for a in node.args.args if divides and a.arg in sizes]
@@ -472,10 +477,6 @@ def _as_constants(node: ast.FunctionDef, numbers: Sequence[str]) -> list[str]:
     at = sum(not a.arg.endswith("BLOCK") for a in rest)
     node.args.args = [*rest[:at], *constant, *rest[at:]]
     return [a.arg for a in constant]
-
-
-def _names(node: ast.AST) -> set[str]:
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
 
 
 def _in_words(node: ast.FunctionDef, numbers: Sequence[str]) -> list[str]:
@@ -532,7 +533,7 @@ class _Casts(ast.NodeTransformer):
         self.generic_visit(node)
         function = node.func
         if isinstance(function, ast.Attribute) and function.attr == "to":
-            names = {n.id for n in ast.walk(function.value) if isinstance(n, ast.Name)}
+            names = names_in(function.value)
             if names <= self._numbers:
                 cast: Any = ast.parse("tl.cast").body[0]
                 return ast.Call(cast.value, [function.value, *node.args], [])

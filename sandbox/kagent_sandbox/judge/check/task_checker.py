@@ -524,7 +524,7 @@ class _CaseChecker:
                 raise self._error("eager", case, text)
             return
         dtypes = (declared, *self._input_dtypes(case))
-        finite = torch.isfinite(out.float() if out.dtype.itemsize == 1 else out)
+        finite = _finite(out)
         if bool((finite & ~torch.isfinite(ref)).any()):
             text = f"result {result.name} is not finite where eager is"
             raise self._error("reference", case, text)
@@ -576,8 +576,12 @@ class _CaseChecker:
 def _has_nonfinite(tensor: torch.Tensor) -> bool:
     if not tensor.is_floating_point() or tensor.dtype == torch.float4_e2m1fn_x2:
         return False
-    wide = tensor.float() if tensor.dtype.itemsize == 1 else tensor
-    return not bool(torch.isfinite(wide).all())
+    return not bool(_finite(tensor).all())
+
+
+def _finite(tensor: torch.Tensor) -> torch.Tensor:
+    """Find the elements that are finite; torch itself cannot among 8-bit numbers."""
+    return torch.isfinite(tensor.float() if tensor.dtype.itemsize == 1 else tensor)
 
 
 def _same_bits(one: torch.Tensor, two: torch.Tensor) -> bool:
