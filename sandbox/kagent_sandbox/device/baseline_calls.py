@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 SAMPLES = 30
 """Samples of one baseline on one case, where they do not take too long."""
+AHEAD = "--ahead"
+"""Argument of the process that measures baselines: it imports the compiler before it is asked."""
 _modules = itertools.count()
 
 

@@ -40,7 +40,12 @@ from kagent_sandbox.judge.protocol import (
     SweepAnswer,
     Swept,
 )
-from kagent_sandbox.judge.timing.baselines import Baselines, measure_baselines, stored_baselines
+from kagent_sandbox.judge.timing.baselines import (
+    Baselines,
+    BaselineWorker,
+    measure_baselines,
+    stored_baselines,
+)
 from kagent_sandbox.judge.timing.race_baselines import RaceBaselines
 from kagent_sandbox.process.channel import Channel, ChannelClosed
 from kagent_sandbox.process.exit import exit_fast, exit_when_peer_closes
@@ -63,6 +68,7 @@ class JudgeServer:
         self._device = ""
         self._index = 0
         self._kept: dict[str, Built] = {}
+        self._worker: BaselineWorker | None = None  # started ahead
 
     def serve(self) -> None:
         """Answer requests until the client is gone."""
@@ -100,8 +106,15 @@ class JudgeServer:
                     # The first error may have caused the other.
                     self._channel.send(answer if "error" in answer or "ok" in room else room)
         finally:
+            self._end_worker()
             if self._judge is not None:
                 self._judge.close()
+
+    def _end_worker(self) -> None:
+        """End the process that was started ahead to measure baselines, if there is one."""
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
 
     @property
     def judge(self) -> Judge:
@@ -186,6 +199,8 @@ class JudgeServer:
             not request["cached"]
             or stored_baselines(judge.task, self._device, judge.backend.facts) is None
         ):
+            if self._worker is None:
+                self._worker = BaselineWorker.ahead(self._device)
             race_baselines.compile_ahead(bench_cases(judge.task, judge.kind), shared=True)
         return {}
 
@@ -197,16 +212,20 @@ class JudgeServer:
         assert race_baselines is not None, "the first request is open"
         if names is None:
             race_baselines.prefetch()  # a run's beginning, which a race ends
-        found = measure_baselines(
-            judge.task,
-            self._device,
-            judge.backend.facts,
-            lambda line: self._channel.send({"progress": line}),
-            names=names,
-            index=self._index,
-            cached=cached,
-            noise=judge.find_noise(),
-        )
+        try:
+            found = measure_baselines(
+                judge.task,
+                self._device,
+                judge.backend.facts,
+                lambda line: self._channel.send({"progress": line}),
+                names=names,
+                index=self._index,
+                cached=cached,
+                noise=judge.find_noise(),
+                worker=self._worker,
+            )
+        finally:
+            self._end_worker()
         judge.baselines_us.update(found.fastest_us)
         return found
 

@@ -21,6 +21,7 @@ from kagent.authoring.inductor.products import (
     improve_products,
     names_in,
 )
+from kagent.authoring.inductor.row_loops import STAGES, WHOLE, improve_row_loops
 from kagent.authoring.inductor.trace import NoSeed, Traced
 from kagent.authoring.inductor.whole_blocks import leave_masks_to_the_last
 
@@ -135,6 +136,7 @@ class _Kernel:
     unread: Sequence[str]  # parameters that the kernel has no more
     hints: Mapping[str, int]
     reduces: bool
+    loops: bool  # over its rows, with the parameters of `row_loops`
 
 
 @dataclass
@@ -241,6 +243,7 @@ class TritonFile:
             # Torch's own convolutions are in TF32, and its products are not.
             values = ["tf32", "tf32x3"] if "window_products" in made else ["tf32x3", "ieee"]
             self._tunable(PRECISION, values[0], values)
+        loops = improve_row_loops(node)
         text = self._text(node, traced, signature)
         reduction = meant.get("reduction_hint")
         return _Kernel(
@@ -258,6 +261,7 @@ class TritonFile:
             dot="tl.dot(" in text,
             hints=hints,
             reduces=reduction is not None,
+            loops=loops,
         )
 
     def _text(self, node: ast.FunctionDef, traced: Traced, signature: Mapping[str, str]) -> str:
@@ -366,6 +370,10 @@ class TritonFile:
         keywords += [f"{w.upper()}_WORD={length}" for w, length in lengths.items()]
         keywords += [f"{b}={v}" for b, v in values.items()]
         keywords += [f"{PRECISION}={PRECISION}"] if kernel.precise else []
+        if kernel.loops:
+            stages = self._tunable(STAGES, 3, [1, 3, 4])
+            whole = f"{sizes['r0_numel']} <= {values['R0_BLOCK']}"
+            keywords += [f"{WHOLE}={whole}", f"{STAGES}={stages}"]
         keywords += [f"num_warps={warps}"]
         grid_text = f"({', '.join(grid)}{',' if len(grid) == 1 else ''})"
         return wrapped(f"{kernel.name}[{grid_text}]", [*given, *keywords])

@@ -1,18 +1,20 @@
 """Measures baselines in a process of its own.
 
-It is run as `python -m kagent_sandbox.judge.timing.baseline_worker`.
+It is run as `python -m kagent_sandbox.judge.timing.baseline_worker`; with `--ahead` it imports the
+compiler before it reads its request, which comes later.
 
 Trusted code: torch, expert libraries and the task's reference.py. It reads one JSON request from
 standard input and writes one JSON object per line: {"start": [case, name]} before a baseline, then
 {"done": [case, name], "us", "captured", "peak_bytes"} or {"failed": [case, name], "reason"}, or
-{"full": [case, name], "reason"} where all that it lacked may be memory that others hold. When it
-dies, the line that is missing says of what.
+{"full": [case, name], "reason"} where all that it lacked may be memory that others hold. The last
+line is {"complete": true}. When it dies, the line that is missing says of what.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import gc
+import importlib
 import json
 import os
 import sys
@@ -24,6 +26,7 @@ import torch
 from kagent_sandbox.data.records import from_json
 from kagent_sandbox.device import device_memory
 from kagent_sandbox.device.baseline_calls import (
+    AHEAD,
     BaselineCall,
     BaselineUnavailableError,
     MeasuredBaseline,
@@ -36,6 +39,8 @@ from kagent_sandbox.process.exit import exit_fast, exit_when_peer_closes
 
 def main() -> None:
     """Serve one request, and end the process."""
+    if AHEAD in sys.argv:
+        importlib.import_module("torch._inductor.compile_fx")
     gc.freeze()  # what was imported stays: collections after each case do not look at it
     request = json.load(sys.stdin)
     # output of libraries must not be taken for answers
@@ -56,6 +61,8 @@ def main() -> None:
             answers.write(json.dumps(answer) + "\n")
         forget_compiled()
         gc.collect()
+    answers.write(json.dumps({"complete": True}) + "\n")
+    # Whoever reads that kills this process and the compiler's own, which take seconds to end.
     exit_fast()
 
 

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from kagent_sandbox import cache
 from kagent_sandbox.data.build import ScalarSpec, TensorSpec
@@ -31,7 +31,7 @@ from kagent_sandbox.data.race import TORCH
 from kagent_sandbox.data.records import to_json
 from kagent_sandbox.data.task import Task
 from kagent_sandbox.device import interference
-from kagent_sandbox.device.baseline_calls import BaselineCall, all_names
+from kagent_sandbox.device.baseline_calls import AHEAD, BaselineCall, all_names
 from kagent_sandbox.device.table import find_device
 from kagent_sandbox.errors import ChildDied, DeviceFull
 from kagent_sandbox.judge.timing.noise import Noise
@@ -95,6 +95,7 @@ def measure_baselines(
     index: int = 0,
     cached: bool = True,
     noise: Noise | None = None,
+    worker: BaselineWorker | None = None,
 ) -> Baselines:
     """Baselines of a task's visible benchmark cases (or of `cases`) on a device.
 
@@ -109,6 +110,7 @@ def measure_baselines(
         cached: Whether earlier measurements are used, while they are of the last 24 h and the
             machine is as noisy as it was.
         noise: Of the machine now; None: unknown, and not compared.
+        worker: Process that was started ahead, and is the caller's to close.
 
     Raises:
         ChildDied: The measuring process does not start.
@@ -130,7 +132,8 @@ def measure_baselines(
     calls = [baseline_call(task, case, "", _SEED) for case in chosen]
     collected, state = _Collected(say, names), host_state()
     while not collected.complete:
-        _run_worker(device, index, calls, collected)
+        _run_worker(device, index, calls, collected, worker)
+        worker = None
     measured = replace(
         collected.baselines([c.name for c in chosen]),
         measured_at=time.time(),
@@ -228,6 +231,9 @@ class _Collected:
                 would be slower than it is.
         """
         answer = json.loads(line)
+        if "complete" in answer:
+            self.complete = True
+            return
         if "start" in answer:
             self._running = (answer["start"][0], answer["start"][1])
             return
@@ -280,30 +286,98 @@ class _Collected:
         return Baselines(us, peak, captured, {c: f for c, f in failed.items() if f})
 
 
+class BaselineWorker:
+    """The process that measures, which waits for what it is to measure.
+
+    Args:
+        device: Name of the device (`kagent_sandbox.device.table`).
+        folder: Of what torch compiles.
+        ahead: Whether the request comes later, and the compiler is imported meanwhile.
+    """
+
+    def __init__(self, device: str, folder: Path, *, ahead: bool) -> None:
+        environment = {
+            **for_trusted(),
+            **find_device(device).environment,
+            "TORCHINDUCTOR_CACHE_DIR": str(folder),
+            "TRITON_CACHE_DIR": str(folder / "triton"),
+            # Memory is kept between calls, like a GPU's allocator does: candidates are timed on
+            # memory that exists, so baselines must not pay for page faults either.
+            "MALLOC_MMAP_MAX_": "0",
+            "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+        }
+        self._closed = False
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
+        self._process = subprocess.Popen(
+            [sys.executable, *_WORKER, *((AHEAD,) if ahead else ())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env=environment,
+            start_new_session=True,  # a Ctrl-C at the terminal is the caller's to handle
+        )
+
+    @classmethod
+    def ahead(cls, device: str) -> Self:
+        """A process that is asked later, by `measure_baselines`."""
+        return cls(device, _compiled_folder(), ahead=True)
+
+    def measure(self, request: Mapping[str, object], collected: _Collected) -> None:
+        """Run it until it is through, or gone, or takes too long over one baseline."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with self:
+            with contextlib.suppress(BrokenPipeError):  # it died at once: its status says of what
+                self._process.stdin.write(json.dumps(request))
+                self._process.stdin.close()
+            in_time = _read_lines(self._process.stdout, collected)
+            if collected.complete:
+                return
+            if in_time:
+                self._process.wait()
+            status = self._process.returncode
+            self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 2000))
+            tail = printable(self._log.read().decode(errors="replace")).strip()
+        if not in_time:
+            collected.died(f"took longer than {ITEM_LIMIT_S:.0f} s", tail, final=True)
+        elif status < 0:
+            collected.died(f"died of {signal.Signals(-status).name}", tail)
+        else:
+            collected.died(f"exited with status {status}", tail)
+
+    def close(self) -> None:
+        """End the process, and the compiler's that it has started."""
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._log):
+            assert stream is not None
+            with contextlib.suppress(OSError):  # its end is gone, and so is what was to be written
+                stream.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _compiled_folder() -> Path:
+    return cache.cache_folder() / "inductor"
+
+
 def _run_worker(
-    device: str, index: int, calls: Sequence[BaselineCall], collected: _Collected
+    device: str,
+    index: int,
+    calls: Sequence[BaselineCall],
+    collected: _Collected,
+    worker: BaselineWorker | None,
 ) -> None:
-    """Run one worker until it is through, or gone, or takes too long over one baseline."""
-    with contextlib.ExitStack() as stack:
-        folder = cache.cache_folder() / "inductor"
-        if collected.again:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kagent-")))
-        _run_worker_in(folder, device, index, calls, collected)
-
-
-def _run_worker_in(
-    folder: Path, device: str, index: int, calls: Sequence[BaselineCall], collected: _Collected
-) -> None:
-    environment = {
-        **for_trusted(),
-        **find_device(device).environment,
-        "TORCHINDUCTOR_CACHE_DIR": str(folder),
-        "TRITON_CACHE_DIR": str(folder / "triton"),
-        # Memory is kept between calls, like a GPU's allocator does: candidates are timed on
-        # memory that exists, so baselines must not pay for page faults either.
-        "MALLOC_MMAP_MAX_": "0",
-        "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
-    }
+    """Have one worker measure what is left, `worker` if there is one."""
     request = {
         "device": device,
         "index": index,
@@ -311,40 +385,17 @@ def _run_worker_in(
         "skip": collected.skip,
         "names": None if collected.names is None else list(collected.names),
     }
-    with tempfile.TemporaryFile() as log:
-        worker = subprocess.Popen(
-            [sys.executable, *_WORKER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env=environment,
-            start_new_session=True,  # a Ctrl-C at the terminal is the caller's to handle
-        )
-        assert worker.stdin is not None
-        assert worker.stdout is not None
-        with worker, contextlib.ExitStack() as on_error:
-            on_error.callback(worker.kill)
-            with contextlib.suppress(BrokenPipeError):  # it died at once: its status says of what
-                worker.stdin.write(json.dumps(request))
-                worker.stdin.close()
-            finished = _read_lines(worker.stdout, collected)
-            if finished:
-                on_error.pop_all()
-        log.seek(max(0, log.seek(0, os.SEEK_END) - 2000))
-        tail = printable(log.read().decode(errors="replace")).strip()
-    if not finished:
-        collected.died(f"took longer than {ITEM_LIMIT_S:.0f} s", tail, final=True)
-    elif worker.returncode == 0:
-        collected.complete = True
-    elif worker.returncode < 0:
-        collected.died(f"died of {signal.Signals(-worker.returncode).name}", tail)
-    else:
-        collected.died(f"exited with status {worker.returncode}", tail)
+    with contextlib.ExitStack() as stack:
+        if worker is None:
+            folder = _compiled_folder()
+            if collected.again:
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kagent-")))
+            worker = BaselineWorker(device, folder, ahead=False)
+        worker.measure(request, collected)
 
 
 def _read_lines(stream: IO[str], collected: _Collected) -> bool:
-    """Take answers until the stream ends; False when one did not come in time."""
+    """Take answers up to the last one, or the stream's end; False when one did not come in time."""
     descriptor = stream.fileno()
     os.set_blocking(descriptor, False)
     rest = b""
@@ -359,4 +410,6 @@ def _read_lines(stream: IO[str], collected: _Collected) -> bool:
             for line in lines:
                 collected.take(line.decode())
                 deadline = time.monotonic() + ITEM_LIMIT_S
+            if collected.complete:
+                return True
     return False

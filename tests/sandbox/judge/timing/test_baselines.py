@@ -1,6 +1,8 @@
 """Baselines are measured by a process that may fail, hang or die; figures are cached."""
 
 import dataclasses
+import os
+import signal
 import sys
 import time
 
@@ -101,9 +103,11 @@ def fake_worker(monkeypatch, body):
     """A worker without torch: `body` sees the request and `tell`."""
     code = (
         "import json, sys, time\n"
+        "from kagent_sandbox.device import baseline_calls\n"
         "request = json.load(sys.stdin)\n"
         "tell = lambda **answer: print(json.dumps(answer), flush=True)\n"
-        f"{body}"
+        f"{body}\n"
+        "tell(complete=True)\n"
     )
     monkeypatch.setattr(baselines, "_WORKER", ("-c", code))
 
@@ -236,6 +240,41 @@ def test_stored_figures_are_used_for_a_day_while_the_machine_is_as_noisy(hours, 
 def test_figures_without_a_date_are_of_an_earlier_kagent():
     found = baselines._outdated(baselines.Baselines({}, {}, {}), QUIET)
     assert found == "the stored ones were measured at an unknown time"
+
+
+def test_a_process_that_was_started_ahead_measures_and_then_ends(tmp_path, monkeypatch):
+    fake_worker(
+        monkeypatch,
+        "import os\n"
+        "ahead = baseline_calls.AHEAD in sys.argv\n"
+        "tell(done=['small', 'eager'], us=float(os.getpid()), captured=ahead, peak_bytes=0)\n"
+        "tell(complete=True)\n"
+        "time.sleep(60)\n",  # as the compiler's processes, which take seconds to end
+    )
+    task = make_task(tmp_path)
+    with baselines.BaselineWorker.ahead("cpu") as worker:
+        found = baselines.measure_baselines(
+            task, "cpu", FACTS, cases=task.cpu.bench[:1], worker=worker
+        )
+    assert found.captured == {"small": {"eager": True}}
+    number = int(found.us["small"]["eager"])
+    with pytest.raises(ProcessLookupError):
+        os.kill(number, 0)
+
+
+def test_a_process_that_was_started_ahead_and_is_not_needed_ends(monkeypatch):
+    fake_worker(monkeypatch, "")
+    with baselines.BaselineWorker.ahead("cpu") as worker:
+        process = worker._process
+        assert process.poll() is None  # it waits to be asked
+    assert process.returncode == -signal.SIGKILL
+    worker.close()  # nothing is left to be done
+
+
+def test_a_worker_that_leaves_without_a_last_word_is_an_error(tmp_path, monkeypatch):
+    fake_worker(monkeypatch, "sys.exit()\n")
+    with pytest.raises(ChildDied, match="exited with status 0"):
+        baselines.measure_baselines(make_task(tmp_path), "cpu", FACTS)
 
 
 def test_a_worker_that_does_not_start_is_an_error_with_its_log(tmp_path, monkeypatch):
