@@ -198,6 +198,27 @@ def test_a_product_moves_16_bytes_at_a_time_from_rows_that_begin_anywhere(make, 
     assert kernel.load_bytes.keys() == {16}
 
 
+def test_a_row_that_one_block_holds_is_read_once_and_a_longer_one_is_loaded_ahead(make, builder):
+    """Inductor's loops read it as often as there are loops. With three blocks on their way a sum of
+    rows of 65,535 and their division took 8.8 ms, without 13.2 (H100; torch.compile 13.2).
+    """
+    folder = make("x.log_softmax(-1)", TASK.replace("k = 2.0", "k = 2.0, floor = 4.0"))
+    (outcome,) = seeds.write_seeds(folder, kinds=("gpu",))
+    assert outcome.path is not None, outcome.reason
+    task, source = load_task(folder), outcome.path.read_text()
+    loads = {}
+    for columns in (1000, 5000):
+        case = task.gpu.bench[0].model_copy(update={"M": 301, "N": columns})
+        found = builder.build(request_maker(task, "sm_90a", (case,), 1)(source))
+        assert isinstance(found, Built), found
+        ((kernel,),) = [plan.kernels for plan in found.plans.values()]
+        loads[columns] = kernel.load_bytes
+        shared = kernel.shared_bytes
+    assert loads[1000] == {16: 1}
+    assert sum(loads[5000].values()) > 2
+    assert shared >= 2 * 2048 * 4  # two blocks are on their way while a third is worked on
+
+
 @pytest.mark.parametrize("columns", [1004, 1024, 1000])
 def test_a_gpu_seed_moves_16_bytes_at_a_time_whatever_its_sizes_are_multiples_of(
     make, builder, columns

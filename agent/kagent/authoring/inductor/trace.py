@@ -52,7 +52,8 @@ MOST_TRACES = 6
 _DRAWS = 3  # runs' worth of hidden cases that are looked at
 _NEAR_INT32 = 1 << 30
 _torchs_index_dtype: Any = SIMDKernelFeatures.select_index_dtype
-_torchs_at_least: Any = ir.Layout._stride_expr_ge_or_false  # noqa: SLF001 - torch's own name
+_AT_LEAST = "_stride_expr_ge_or_false"  # torch's own name, which torch 2.11 does not have
+_torchs_at_least: Any = getattr(ir.Layout, _AT_LEAST, None)
 _WRITE = torch.ops.aten.copy_.default  # what functionalize leaves of writing an argument
 _HALF = ("bfloat16", "float16")
 _SETTINGS = {
@@ -106,8 +107,8 @@ def install() -> None:
     sizevars.join_dimensions = join_dimensions  # the same, without a search for patterns
     features: Any = SIMDKernelFeatures
     features.select_index_dtype = _index_dtype
-    layout: Any = ir.Layout
-    layout._stride_expr_ge_or_false = staticmethod(_at_least)  # noqa: SLF001 - torch's own name
+    if _torchs_at_least is not None:
+        setattr(ir.Layout, _AT_LEAST, staticmethod(_at_least))
     attention: Any = F.scaled_dot_product_attention
 
     @functools.wraps(attention)
