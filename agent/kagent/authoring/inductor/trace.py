@@ -43,7 +43,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRangeError
 
-from kagent.authoring.inductor import exact_quotients, library_convolution
+from kagent.authoring.inductor import exact_quotients, index_widths, library_convolution
 from kagent.authoring.inductor.decompositions import plain_loops
 from kagent.authoring.inductor.join_dimensions import join_dimensions
 from kagent.authoring.inductor.online_softmax import any_length, read_softmaxes_once
@@ -107,6 +107,7 @@ def install() -> None:
     sizevars.join_dimensions = join_dimensions  # the same, without a search for patterns
     features: Any = SIMDKernelFeatures
     features.select_index_dtype = _index_dtype
+    index_widths.install()
     if _torchs_at_least is not None:
         setattr(ir.Layout, _AT_LEAST, staticmethod(_at_least))
     attention: Any = F.scaled_dot_product_attention
@@ -180,7 +181,7 @@ def _trace_all(task: Task, kind: Kind, cases: Sequence[Case], allow: Sequence[st
     while left:
         if len(traces) == MOST_TRACES:
             raise NoSeed(f"torch goes more than {MOST_TRACES} ways, by the cases' sizes and flags")
-        traced, covers = _most_general(task, kind, left[0], dtype, varying, table)
+        traced, covers = _most_general(task, kind, left, dtype, varying, table)
         traces.append(traced)
         left = [c for c in left[1:] if not covers(c)]
     return traces
@@ -189,19 +190,20 @@ def _trace_all(task: Task, kind: Kind, cases: Sequence[Case], allow: Sequence[st
 def _most_general(
     task: Task,
     kind: Kind,
-    case: Case,
+    cases: Sequence[Case],
     dtype: str,
     varying: Mapping[str, set[int]],
     table: Mapping[Any, Callable[..., Any]],
 ) -> tuple[Traced, Callable[[Case], bool]]:
-    """A trace that holds for a case, and for as many others as can be."""
+    """A trace that holds for the first case, and for as many others as can be."""
+    case = cases[0]
     ones = [n for n in varying if case.dims[n] in (0, 1)]
     # Without ways of their own for sizes of 1 and strides that follow from them. Where torch needs
     # to know, with those; then with this case's sizes of 1 as constants.
     for general, constant in ((True, ()), (False, ()), (False, ones)):
         with shapes_config.patch(backed_size_oblivious=general):  # type: ignore[attr-defined]
             try:
-                traced, covers = _trace(task, kind, case, dtype, varying, table, constant)
+                traced, covers = _trace(task, kind, cases, dtype, varying, table, constant)
             except NoSeed:
                 if not general and (constant or not ones):
                     raise
@@ -224,17 +226,17 @@ def _varying(task: Task, cases: Sequence[Case]) -> dict[str, set[int]]:
 def _trace(
     task: Task,
     kind: Kind,
-    case: Case,
+    cases: Sequence[Case],
     dtype: str,
     varying: Mapping[str, set[int]],
     table: Mapping[Any, Callable[..., Any]],
     constant: Sequence[str] = (),
 ) -> tuple[Traced, Callable[[Case], bool]]:
-    """A trace with the sizes of one case in mind, and whether it holds for another.
+    """A trace with the sizes of the first case in mind, and whether it holds for another.
 
     Dimensions in `constant` keep the case's value, also if they vary.
     """
-    reference = task.reference()
+    case, reference = cases[0], task.reference()
     environment = ShapeEnv()
     mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
     dims: dict[str, Any] = dict(case.dims)
@@ -299,7 +301,8 @@ def _trace(
         read_softmaxes_once(module)
         with mode:
             _give_results_plain_strides(module)
-        code = _generate(module, arguments, environment, mode)
+        with index_widths.wide_enough_for(symbols, cases):
+            code = _generate(module, arguments, environment, mode)
     except KagentError:
         raise
     except Exception as e:
@@ -307,7 +310,7 @@ def _trace(
 
     fixed = {n: v for n, v in case.dims.items() if n not in symbols.values()}
     printer: Any = PythonPrinter
-    # Whether 32 bits are enough to count elements is decided by the largest case.
+    # Whether 32 bits are enough to count elements is decided for all cases (`index_widths`).
     guards: list[Any] = [
         g.expr
         for g in environment.guards
