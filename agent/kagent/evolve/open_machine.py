@@ -47,6 +47,8 @@ def open_machine(
     say: Callable[[str], None],
     accept: Callable[[Mapping[str, object], DeviceFacts], None] = lambda *_: None,
     judges: int = 1,
+    *,
+    race: bool = False,
 ) -> Iterator[tuple[Machine, DeviceFacts, Mapping[str, object]]]:
     """Start a builder and a judge for a task; at the end close them with all that they started.
 
@@ -59,6 +61,7 @@ def open_machine(
         accept: Is called with the environment and the device's facts before anything is measured;
             what it raises ends the call.
         judges: How many, each on a device of its own.
+        race: Whether a race on hidden cases ends it, which the judge prepares for.
 
     Returns:
         The machine, the device's facts, and the environment as a run stores it.
@@ -97,12 +100,12 @@ def open_machine(
         environment["noise"] = to_json(noise)
         if task.calibration is not None and kind in task.calibration.kinds:
             environment["calibration"] = to_json(task.calibration.kinds[kind])
-        race = draw_hidden(task, kind, "bench", secret)
+        hidden = draw_hidden(task, kind, "bench", secret)
         search = search_cases(task, kind, secret)
 
         def prepare(say: Callable[[str], None]) -> Mapping[str, object]:
             say(f"noise: {noise.text}")
-            judge.compile_ahead(cached=not config.fresh)
+            judge.compile_ahead(race=race, cached=not config.fresh)
             baselines = judge.baselines(say, cached=not config.fresh)
             say("ceilings of the device")
             return {"baselines": to_json(baselines), "ceilings": to_json(judge.ceilings())}
@@ -121,7 +124,7 @@ def open_machine(
             jobs=station.jobs,
             quiet=station.quiet,
             request=request_maker(task, facts, search, config.configs),
-            race_request=request_maker(task, facts, race, config.configs) if race else None,
+            race_request=request_maker(task, facts, hidden, config.configs) if hidden else None,
             prepare=prepare,
             timed_request=request_maker(task, facts, [*task.cases(kind).bench], 1),
             tune=config.tune,

@@ -126,7 +126,7 @@ def evolve(
                 same_machine(manifest, environment, facts, resume)
 
         machine, facts, environment = opened.enter_context(
-            open_machine(task, kind, config, secret, say, accept, config.judges)
+            open_machine(task, kind, config, secret, say, accept, config.judges, race=race)
         )
         if resumed is not None:
             note_isolation_change(resumed, environment, observe)

@@ -14,7 +14,7 @@ therefore exercise the judge that GPUs use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol, Self, TypeAlias
 
 from kagent_sandbox.data.device import Ceilings, DeviceFacts
@@ -226,15 +226,16 @@ class BaselineSource(Protocol):
         """Begin, without waiting, what `open` will need: a race is going to come."""
 
     def compile_ahead(
-        self, calls: Sequence[BaselineCall], call_bytes: int, *, shared: bool
+        self, calls: Sequence[BaselineCall], call_bytes: int, *, shared: Collection[str]
     ) -> None:
         """Compile what `open` would for one case after the other, where all of them can be done at
-        once; nothing runs on the device. What an earlier race had is dropped.
+        once; nothing runs on the device.
 
         Args:
             calls: torch.compile baselines of all cases.
             call_bytes: Device memory that one of them takes.
-            shared: Whether the code is for the process that measures baselines, and not for `open`.
+            shared: Names of cases whose code is for the process that measures baselines, and not
+                for `open`.
         """
 
     def open(self, calls: Sequence[BaselineCall], arena: Arena) -> OpenBaselines:

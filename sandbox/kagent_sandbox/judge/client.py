@@ -198,14 +198,15 @@ class JudgeClient:
         """
         return from_json(Noise, self._steadily("noise"))
 
-    def compile_ahead(self, *, cached: bool = True) -> None:
+    def compile_ahead(self, *, race: bool, cached: bool = True) -> None:
         """Compile what `baselines` will time, beside others that compile or check. Nobody is timed
         meanwhile: processes on the device, which start and end, would disturb it.
 
         Args:
+            race: Whether a race on hidden cases is to come: its baselines are compiled as well.
             cached: Whether stored times may be returned then; nothing is compiled for these.
         """
-        self._steadily("ahead", {"hidden": False, "cached": cached})
+        self._steadily("ahead", _ahead(visible=True, hidden=race, cached=cached, measured=True))
 
     def baselines(
         self, on_progress: Callable[[str], None] | None = None, *, cached: bool = True
@@ -349,7 +350,7 @@ class JudgeClient:
     def _race(self, contenders: Sequence[Contender], *, hidden: bool, baselines: bool) -> Race:
         entrants = tuple(self._entrant(c, *(o.built for o in contenders)) for c in contenders)
         if baselines and contenders:  # of visible cases that were timed here, the code is there
-            self._ask("ahead", {"hidden": hidden, "cached": True})
+            self._ask("ahead", _ahead(visible=not hidden, hidden=hidden))
         request = to_json(RaceRequest(entrants, hidden, baselines))
         race = from_json(Race, self._ask("race", {"request": request}))
         self._timed = True
@@ -526,3 +527,17 @@ class JudgeClient:
     ) -> object:
         """Send a request and return its answer."""
         return self._link.ask(verb, request or {}, blobs, on_progress)
+
+
+def _ahead(
+    *, visible: bool, hidden: bool, cached: bool = True, measured: bool = False
+) -> dict[str, object]:
+    """Request to compile baselines of visible and hidden cases.
+
+    Args:
+        visible: Those of the visible cases, unless `cached` and their times are known.
+        hidden: Those of the race's hidden cases.
+        cached: See `JudgeClient.compile_ahead`.
+        measured: Whether a process that measures the visible ones is needed next.
+    """
+    return {"visible": visible, "hidden": hidden, "cached": cached, "measured": measured}

@@ -53,6 +53,7 @@ from kagent_sandbox.process.temporary_space import require_room
 
 if TYPE_CHECKING:
     from kagent_sandbox.data.build import Built
+    from kagent_sandbox.data.case import Case
 
 Json = Mapping[str, object]
 
@@ -69,6 +70,7 @@ class JudgeServer:
         self._index = 0
         self._kept: dict[str, Built] = {}
         self._worker: BaselineWorker | None = None  # started ahead
+        self._race_compiled = False  # what torch's baselines need in the hidden cases of the race
 
     def serve(self) -> None:
         """Answer requests until the client is gone."""
@@ -193,15 +195,18 @@ class JudgeServer:
         """Compile what torch's baselines need, in processes that run nothing on the device."""
         judge, race_baselines = self.judge, self._race_baselines
         assert race_baselines is not None, "the first request is open"
-        if request["hidden"]:
-            race_baselines.compile_ahead(judge.race_cases)
-        elif (
-            not request["cached"]
-            or stored_baselines(judge.task, self._device, judge.backend.facts) is None
-        ):
-            if self._worker is None:
+        facts = judge.backend.facts
+        visible: Sequence[Case] = ()
+        hidden: Sequence[Case] = ()
+        known = request["cached"] and stored_baselines(judge.task, self._device, facts) is not None
+        if request["visible"] and not known:
+            visible = bench_cases(judge.task, judge.kind)
+            if request["measured"] and self._worker is None:
                 self._worker = BaselineWorker.ahead(self._device)
-            race_baselines.compile_ahead(bench_cases(judge.task, judge.kind), shared=True)
+        if request["hidden"] and not self._race_compiled:
+            hidden = judge.race_cases
+        race_baselines.compile_ahead(hidden, visible)
+        self._race_compiled = self._race_compiled or bool(hidden)
         return {}
 
     def _baselines(self, request: Json, _: Sequence[bytes]) -> Json:

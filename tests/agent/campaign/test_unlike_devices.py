@@ -75,7 +75,9 @@ class Cluster:
         self._turn = threading.Lock()
 
     @contextlib.contextmanager
-    def open_machine(self, task, kind, config, secret, say, accept=lambda *_: None, judges=1):
+    def open_machine(
+        self, task, kind, config, secret, say, accept=lambda *_: None, judges=1, *, race=False
+    ):
         name = config.accelerator
         assert (kind == "cpu") is (name == "cpu")
         with self._turn:

@@ -54,7 +54,7 @@ class Judge:
     def measure(self, built, errors):
         return NOT_TIMED
 
-    def compile_ahead(self, *, cached):
+    def compile_ahead(self, *, race, cached):
         pass
 
     def baselines(self, say, *, cached):

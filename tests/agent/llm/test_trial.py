@@ -120,7 +120,7 @@ def evolving(monkeypatch, capsys, tmp_path):
     """`kagent evolve` with a model at an address, and whether anything was opened to measure."""
     opened = []
 
-    def open_machine(*_given):
+    def open_machine(*_given, **_named):
         opened.append(True)
         raise MachineError("the machine is opened")
 

@@ -271,7 +271,7 @@ def test_all_hidden_cases_are_compiled_before_the_first_is_opened(softmax):
     cases = draw_hidden(softmax, "gpu", "bench", 1)
     device = Device(failing=["compile"])
     race_baselines = RaceBaselines(softmax, GpuRaceBaselines(device), TRAITS.compile_modes)
-    race_baselines.compile_ahead(cases)
+    race_baselines.compile_ahead(cases, ())
     assert device.asked == [(c.name, mode) for c in cases for mode in COMPILE_MODES]
     assert device.need_bytes >= max(softmax.min_bytes(c) for c in cases)
     race_baselines.open(cases[1], None)
@@ -290,10 +290,13 @@ def test_of_products_the_binaries_are_compiled_ahead_and_shared(monkeypatch, tmp
     monkeypatch.setattr(compiler_cache, "shared_folder", lambda: tmp_path)
     monkeypatch.setattr(compiler_cache, "unpack", lambda archive, folder: shared.append(archive))
     shared = []
-    race_baselines.compile_ahead(task.gpu.bench[:1], shared=True)
+    visible, hidden = task.gpu.bench[:1], draw_hidden(task, "gpu", "bench", 1)[:1]
+    race_baselines.compile_ahead(hidden, visible)
+    assert device.asked == [(c.name, mode) for c in (*visible, *hidden) for mode in COMPILE_MODES]
     assert shared == [name.encode() for name in COMPILE_MODES]
     race_baselines.open(task.gpu.bench[0], None)
-    assert device.given[0][1] == []
+    race_baselines.open(hidden[0], None)
+    assert [codes for _, codes in device.given] == [[], shared]
 
 
 HEADERS = f"""{warm_python.PROGRAM}

@@ -2,15 +2,20 @@
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from kagent_sandbox.data.build import Built
 from kagent_sandbox.data.device import Ceilings, DeviceFacts
 from kagent_sandbox.data.race import Race
 from kagent_sandbox.data.records import to_json
+from kagent_sandbox.data.task import draw_hidden, load_task
 from kagent_sandbox.errors import ChildDied, JudgeMoved, MachineError
-from kagent_sandbox.judge.client import Contender, JudgeClient
+from kagent_sandbox.judge.check.cases import bench_cases
+from kagent_sandbox.judge.client import Contender, JudgeClient, _ahead
 from kagent_sandbox.judge.protocol import USES
+from kagent_sandbox.judge.server import JudgeServer
+from kagent_sandbox.judge.timing.baselines import BaselineWorker
 from kagent_sandbox.judge.timing.noise import Noise
 
 SOFTMAX = Path(__file__).parents[3] / "seeds" / "softmax"
@@ -149,9 +154,30 @@ def test_what_torch_times_in_a_race_is_compiled_before_it(hidden, baselines):
     judge = JudgeClient(SOFTMAX, "cpu", 1, connect=lambda: link)
     candidate = Built("source", "tree", "cpu", ({},), {}, {}, 0.0, "")
     judge.race([Contender("1", candidate, {})], hidden=hidden, baselines=baselines)
-    ahead = [(r["hidden"], r["cached"]) for verb, r in asked if verb == "ahead"]
-    assert ahead == ([(hidden, True)] if baselines else [])
+    ahead = [(r["visible"], r["hidden"], r["cached"]) for verb, r in asked if verb == "ahead"]
+    assert ahead == ([(not hidden, hidden, True)] if baselines else [])
     assert asked[-1][0] == "race"
+
+
+def test_hidden_cases_are_compiled_with_the_visible_ones_and_once(monkeypatch):
+    """In two goes the device could be timed by nobody for twice as long."""
+    asked, started = [], []
+    task = load_task(SOFTMAX)
+    server = JudgeServer(None)
+    server._race_baselines = SimpleNamespace(
+        compile_ahead=lambda hidden, visible: asked.append((list(hidden), list(visible)))
+    )
+    race = draw_hidden(task, "cpu", "bench", 1)
+    backend = SimpleNamespace(facts=dataclasses.replace(FACTS, key="of this test"))
+    server._judge = SimpleNamespace(task=task, kind="cpu", race_cases=race, backend=backend)
+    worker = SimpleNamespace(close=lambda: started.append("closed"))
+    monkeypatch.setattr(BaselineWorker, "ahead", lambda device: started.append(device) or worker)
+    server._device = "cpu"
+    for visible, hidden in ((True, True), (False, True)):
+        server._ahead(_ahead(visible=visible, hidden=hidden, measured=visible), ())
+    assert asked == [(race, bench_cases(task, "cpu")), ([], [])]
+    server._end_worker()
+    assert started == ["cpu", "closed"]
 
 
 def test_processes_that_compile_ahead_start_and_end_while_nobody_is_timed():

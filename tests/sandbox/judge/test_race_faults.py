@@ -64,7 +64,7 @@ class Beside:
         self.count = count
         self.opened = []
 
-    def compile_ahead(self, cases):
+    def compile_ahead(self, hidden, visible):
         """Nothing is compiled."""
 
     def open(self, case, arena):

@@ -15,7 +15,7 @@ from kagent_sandbox.device.device_memory import lacks_memory
 from kagent_sandbox.device.interface import LEAST_US
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from kagent_sandbox.device.baseline_calls import BaselineCall
     from kagent_sandbox.device.interface import Arena, Launcher
@@ -28,7 +28,7 @@ class CpuRaceBaselines:
         """See `BaselineSource`: nothing is needed."""
 
     def compile_ahead(
-        self, calls: Sequence[BaselineCall], call_bytes: int, *, shared: bool
+        self, calls: Sequence[BaselineCall], call_bytes: int, *, shared: Collection[str]
     ) -> None:
         """See `BaselineSource`: they are compiled where they run, which is in this process."""
 

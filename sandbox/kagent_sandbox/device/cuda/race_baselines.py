@@ -13,7 +13,7 @@ from kagent_sandbox.device.baseline_calls import ReadyBaseline
 from kagent_sandbox.device.interface import SAMPLE_LIMIT_S, BaselineFailed, LaunchFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from kagent_sandbox.device.baseline_calls import BaselineCall
     from kagent_sandbox.device.cuda.launcher import GpuLauncher
@@ -52,17 +52,18 @@ class GpuRaceBaselines:
         self.backend.prefetch_race()
 
     def compile_ahead(
-        self, calls: Sequence[BaselineCall], call_bytes: int, *, shared: bool
+        self, calls: Sequence[BaselineCall], call_bytes: int, *, shared: Collection[str]
     ) -> None:
         """See `BaselineSource`. What is kept is code; which of several kernels is the fastest is
         decided when the race's launcher is alone with the device.
         """
-        self._compiled.clear()
         made = self.backend.compile_ahead(calls, call_bytes)
+        for case in map(_case, calls):
+            self._compiled.pop(case, None)
         for call, archive in zip(calls, made, strict=True):
             if not archive:
                 continue
-            if shared:
+            if _case(call) in shared:
                 compiler_cache.unpack(archive, compiler_cache.shared_folder())
             else:
                 self._compiled.setdefault(_case(call), []).append(archive)

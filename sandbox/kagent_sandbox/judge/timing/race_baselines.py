@@ -36,16 +36,21 @@ class RaceBaselines:
         """Begin, without waiting, what `open` will need: a race is going to come."""
         self.source.prefetch()
 
-    def compile_ahead(self, cases: Sequence[Case], *, shared: bool = False) -> None:
+    def compile_ahead(self, hidden: Sequence[Case], visible: Sequence[Case]) -> None:
         """Compile for all cases at once what `open` would for one after the other, where the device
         can. Nobody is timed on it meanwhile. See `BaselineSource`.
+
+        What is compiled for the visible cases is for the process that measures baselines, too.
 
         Of products and convolutions, only the binaries of all variants are kept: the compiler times
         variants while it compiles, and that is done by whoever is alone with the device.
         """
+        cases = [*visible, *hidden]
+        if not cases:
+            return
         calls = [self._call(c, m) for c in cases for m in self.modes]
-        most_bytes = max((self.task.min_bytes(c) for c in cases), default=0)
-        self.source.compile_ahead(calls, int(most_bytes), shared=shared)
+        most_bytes = max(self.task.min_bytes(c) for c in cases)
+        self.source.compile_ahead(calls, int(most_bytes), shared={c.name for c in visible})
 
     def open(self, case: Case, arena: Arena) -> OpenBaselines:
         """Compile and warm up all baselines of a case; those that fail are left out."""

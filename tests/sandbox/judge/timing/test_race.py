@@ -29,7 +29,7 @@ class Eager:
         self._times_us = iter(times_us)
         self._lacking = lacking
 
-    def compile_ahead(self, cases):
+    def compile_ahead(self, hidden, visible):
         """Nothing is compiled."""
 
     def open(self, case, arena):
