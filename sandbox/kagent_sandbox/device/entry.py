@@ -66,6 +66,11 @@ class TableEntry:
     """
     timing_version: Callable[[], int]
     """Version of its clock: baselines of another version are measured again."""
+    load: Callable[[], None] = _nothing
+    """Import, in the judge's process, what `open` needs, and start what it needs of other programs.
+    Opens none, so that others may be timed on it meanwhile: nothing that disturbs their clock.
+    Raises `MachineError`.
+    """
     open: Opens
     baselines: Callable[[int], Callable[[BaselineCall], MeasuredBaseline]]
     """Return what measures baselines on the device of an index, in a trusted process of their own.

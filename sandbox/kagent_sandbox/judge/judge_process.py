@@ -101,6 +101,7 @@ class JudgeProcess:
             KagentError: What the judge answered.
         """
         if verb == "open":
+            self._exchange("load", {"device": request["device"]})  # needs no turn
             request = {**request, "index": self._index}
         mode = USES.get(verb)
         if self._lock is None or mode is None:

@@ -75,6 +75,7 @@ class JudgeServer:
     def serve(self) -> None:
         """Answer requests until the client is gone."""
         verbs = {
+            "load": self._load,
             "open": self._open,
             "ceilings": self._ceilings,
             "noise": self._noise,
@@ -167,6 +168,10 @@ class JudgeServer:
         if judge is not None:
             use = device_memory.memory_use(judge.backend.device, judge.arena_bytes)
         return device_memory.explain(error, use, alone=bool(request.get("alone", True)))
+
+    def _load(self, request: Json, _: Sequence[bytes]) -> Json:
+        find_device(str(request["device"])).load()
+        return {}
 
     def _open(self, request: Json, _: Sequence[bytes]) -> Json:
         time_limits.scale = float(str(request["timeout_scale"]))

@@ -1,5 +1,6 @@
 import dataclasses
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from kagent_sandbox.judge.client import JudgeClient
 from kagent_sandbox.judge.judge_process import JudgeProcess
 from kagent_sandbox.judge.packing import Header, pack, unpack
 from kagent_sandbox.process import process_tree
+from kagent_sandbox.process.device_lock import FOLDER, DeviceLock
 from kagent_sandbox.process.environment import for_trusted
 
 pytestmark = pytest.mark.usefixtures("uncompiled", "brief_timing", "warm_judges", "warm_processes")
@@ -247,7 +249,25 @@ def test_a_judge_sees_its_own_device_alone_where_there_are_several(
     judge.ask("open", {"device": "cpu"})
     judge.close()
     assert started.get("ONLY") == shown
-    assert asked == [{"device": "cpu", "index": index}]
+    assert asked == [{"device": "cpu"}, {"device": "cpu", "index": index}]
+
+
+def test_what_a_judge_imports_needs_no_turn_on_the_device(monkeypatch, tmp_path):
+    """Others could not be timed for the seconds that it takes."""
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    monkeypatch.setattr(
+        judge_process, "_SERVER", ("-c", "import sys; sys.stdin.read()")
+    )  # nobody is asked
+    judge, asked = JudgeProcess("cpu"), queue.SimpleQueue()
+    monkeypatch.setattr(judge, "_exchange", lambda verb, *_: asked.put(verb))
+    opening = threading.Thread(target=judge.ask, args=("open", {"device": "cpu"}), daemon=True)
+    with DeviceLock(table.find_device("cpu").unit_name(0)).turn("timing"):
+        opening.start()
+        assert asked.get(timeout=60) == "load"
+        assert asked.empty()
+    opening.join(60)
+    assert asked.get(timeout=60) == "open"
+    judge.close()
 
 
 def test_a_judge_that_works_ends_as_it_is_closed(folder):

@@ -65,6 +65,27 @@ def _server(preload: Sequence[str], env: Mapping[str, str]) -> ForkServer:
     )
 
 
+def _started() -> ForkServer:
+    server = _server(_PRELOAD, {})
+    server.start()
+    return server
+
+
+_loaded: list[ForkServer] = []
+
+
+def load() -> None:
+    """Start what launchers are forked from, for the next device that is opened, and wait until it
+    has imported all: seconds in which nobody needs the device.
+
+    Raises:
+        ConfinementError: This host cannot confine launchers.
+        ChildDied: It did not start.
+    """
+    _loaded.append(_started())
+    assert _loaded[-1].isolation  # waits
+
+
 class GpuBackend:
     """See `kagent_sandbox.device.interface.Backend`. Use as a context manager."""
 
@@ -86,8 +107,7 @@ class GpuBackend:
         self.device = torch.device("cuda", index)
         self._index = index
         self._transport = transport or best_transport(index)
-        self._server = _server(_PRELOAD, {})
-        self._server.start()
+        self._server = _loaded.pop() if _loaded else _started()
         self._products = products
         self._race = RaceProcesses(
             lambda: _server((*_PRELOAD, *_COMPILER), _COMPILER_ENV),

@@ -39,6 +39,12 @@ def _facts(index: int) -> DeviceFacts:
     return gpu_facts(index)
 
 
+def _load() -> None:
+    with _bindings():
+        from kagent_sandbox.device.cuda import backend
+    backend.load()
+
+
 def _open(index: int, *, products: bool) -> Backend:
     with _bindings():
         from kagent_sandbox.device.cuda.backend import GpuBackend
@@ -61,6 +67,7 @@ ENTRY = TableEntry(
     available=has_gpu,
     facts=_facts,
     timing_version=lambda: TIMING_VERSION,
+    load=_load,
     open=_open,
     baselines=_baselines,
 )
