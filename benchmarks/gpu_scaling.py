@@ -58,7 +58,7 @@ from kagent.config.settings import load_config
 from kagent.evolve.admission import pairs_of
 from kagent.evolve.session import Outcome, evolve
 from kagent.fleet import fleet
-from kagent.runs.events import Event, Phase, PhaseBegan, Progress, Recorded
+from kagent.runs.events import Event, Finished, Phase, PhaseBegan, Progress, Recorded
 from kagent.runs.history import History
 from kagent.runs.manifest import list_runs, versions
 from kagent.runs.store import read_history
@@ -491,10 +491,12 @@ def one_run(options: argparse.Namespace, judges: int, race: bool, tell: Tell) ->
             searching_s = time.monotonic()
         if isinstance(event, Recorded) and searching_s:
             units.append(event.candidate.unit)
-        if isinstance(event, PhaseBegan) and event.phase is Phase.RACE:  # it may be cut off
+        over = isinstance(event, PhaseBegan) and event.phase is Phase.RACE  # which may be cut off
+        if searching_s and (over or isinstance(event, Finished)):
             count, took_s = len(units), time.monotonic() - searching_s
             by_unit = dict(Counter(unit or "none" for unit in units))
             tell(f"  {count} verdicts in the {took_s:.0f} s of the search, by device: {by_unit}")
+            searching_s = 0.0
         # The driver takes up to seconds for its list, and the run must not wait for it.
         due = len(looks) < len(LOOK_AT) and LOOK_AT[len(looks)]
         if isinstance(event, Recorded) and due and event.counted >= due:

@@ -97,17 +97,18 @@ def write(task: Path, folder: Path) -> None:
 
 def forms(task: Path) -> Iterator[tuple[str, str]]:
     """Forms of a task's seed, some of which are the same."""
-    now = ""
+    texts: dict[str, str] = {}
     for form in (NOW, *TRACED):
         words = [sys.executable, __file__, str(task), "--form", form]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         if done.returncode:
-            print(f"{task.name}: {form}: {done.stderr.strip().splitlines()[-1]}", flush=True)
-            continue
-        now = now or done.stdout
-        yield form, done.stdout
-    for form, values in EDITED.items():
-        text = now
+            said = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+            print(f"{task.name}: {form}: {said[-1]}", flush=True)
+        else:
+            texts[form] = done.stdout
+    yield from texts.items()
+    for form, values in EDITED.items() if NOW in texts else ():
+        text = texts[NOW]
         for name, value in values.items():
             text = re.sub(rf"^{name} = .*$", f"{name} = {value}", text, flags=re.MULTILINE)
         yield form, text
@@ -126,13 +127,16 @@ def time_forms(task: Task, folder: Path) -> None:
     compiled = torch.compile(module.eager, dynamic=False)
     with torch.no_grad():
         expected = eager()
+        if expected is None:
+            print(f"{task.name}: it writes its arguments, which no form may find written")
+            return
         found = {"eager": timed(eager, expected)}
         found["compile"] = timed(lambda: compiled(**arguments), expected)
         for path in sorted(folder.glob("*.py")):
             seed: Any = import_file(path, f"seed_forms_{path.stem}")
             entry = getattr(seed, task.entry)
             found[path.stem] = timed(lambda entry=entry: entry(**arguments), expected)
-    best = min(ms for ms, _ in (found["eager"], found["compile"]) if ms)
+    best = min((ms for ms, _ in (found["eager"], found["compile"]) if ms), default=0.0)
     cells = [
         f"{name} {ms:.3f} ({best / ms:.2f}x, error {error:.0e})" if ms else f"{name} failed"
         for name, (ms, error) in found.items()

@@ -78,7 +78,8 @@ def _patches(*, chooses: bool) -> Iterator[contextlib.AbstractContextManager[obj
         *__: object,
         **___: object,
     ) -> Mapping[Any, float]:
-        # Asked without `benchmark`: variants whose times are known already are not compiled.
+        # First it is asked without `benchmark`, for times that are known: none of such variants
+        # would be compiled.
         return {} if benchmark is None else dict.fromkeys(choices, 1.0)
 
     def refuse(*_: object, **__: object) -> None:

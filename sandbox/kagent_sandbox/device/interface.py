@@ -227,7 +227,7 @@ class BaselineSource(Protocol):
 
     def compile_ahead(
         self, calls: Sequence[BaselineCall], call_bytes: int, *, shared: Collection[str]
-    ) -> None:
+    ) -> Collection[str]:
         """Compile what `open` would for one case after the other, where all of them can be done at
         once; nothing runs on the device.
 
@@ -236,6 +236,9 @@ class BaselineSource(Protocol):
             call_bytes: Device memory that one of them takes.
             shared: Names of cases whose code is for the process that measures baselines, and not
                 for `open`.
+
+        Returns:
+            Names of cases of which nothing need be asked again.
         """
 
     def open(self, calls: Sequence[BaselineCall], arena: Arena) -> OpenBaselines:

@@ -206,7 +206,9 @@ class JudgeClient:
             race: Whether a race on hidden cases is to come: its baselines are compiled as well.
             cached: Whether stored times may be returned then; nothing is compiled for these.
         """
-        self._steadily("ahead", _ahead(visible=True, hidden=race, cached=cached, measured=True))
+        self._steadily(
+            "ahead", _ahead(visible=True, hidden=race, cached=cached, measures_next=True)
+        )
 
     def baselines(
         self, on_progress: Callable[[str], None] | None = None, *, cached: bool = True
@@ -530,7 +532,7 @@ class JudgeClient:
 
 
 def _ahead(
-    *, visible: bool, hidden: bool, cached: bool = True, measured: bool = False
+    *, visible: bool, hidden: bool, cached: bool = True, measures_next: bool = False
 ) -> dict[str, object]:
     """Request to compile baselines of visible and hidden cases.
 
@@ -538,6 +540,6 @@ def _ahead(
         visible: Those of the visible cases, unless `cached` and their times are known.
         hidden: Those of the race's hidden cases.
         cached: See `JudgeClient.compile_ahead`.
-        measured: Whether a process that measures the visible ones is needed next.
+        measures_next: Whether a process that measures the visible ones is needed next.
     """
-    return {"visible": visible, "hidden": hidden, "cached": cached, "measured": measured}
+    return {"visible": visible, "hidden": hidden, "cached": cached, "measures_next": measures_next}

@@ -56,7 +56,7 @@ class JudgeProcess:
         on_wait: Callable[[str], None] | None = None,
         take_turns: bool = True,
     ) -> None:
-        entry = find_device(device)
+        self._device, entry = device, find_device(device)
         self._lock = DeviceLock(entry.unit_name(index), on_wait) if take_turns else None
         with temporary_space():
             self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as this
@@ -101,7 +101,7 @@ class JudgeProcess:
             KagentError: What the judge answered.
         """
         if verb == "open":
-            self._exchange("load", {"device": request["device"]})  # needs no turn
+            self._exchange("load", {"device": self._device})  # needs no turn
             request = {**request, "index": self._index}
         mode = USES.get(verb)
         if self._lock is None or mode is None:

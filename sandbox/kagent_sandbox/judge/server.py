@@ -69,8 +69,8 @@ class JudgeServer:
         self._device = ""
         self._index = 0
         self._kept: dict[str, Built] = {}
-        self._worker: BaselineWorker | None = None  # started ahead
-        self._race_compiled = False  # what torch's baselines need in the hidden cases of the race
+        self._worker: BaselineWorker | None = None  # started while others compile
+        self._compiled = set[str]()  # names of the race's hidden cases, of which the code is here
 
     def serve(self) -> None:
         """Answer requests until the client is gone."""
@@ -206,12 +206,12 @@ class JudgeServer:
         known = request["cached"] and stored_baselines(judge.task, self._device, facts) is not None
         if request["visible"] and not known:
             visible = bench_cases(judge.task, judge.kind)
-            if request["measured"] and self._worker is None:
+            beside = not judge.backend.traits.disturbed_by_builds  # its imports are others' noise
+            if request["measures_next"] and beside and self._worker is None:
                 self._worker = BaselineWorker.ahead(self._device)
-        if request["hidden"] and not self._race_compiled:
-            hidden = judge.race_cases
-        race_baselines.compile_ahead(hidden, visible)
-        self._race_compiled = self._race_compiled or bool(hidden)
+        if request["hidden"]:
+            hidden = [c for c in judge.race_cases if c.name not in self._compiled]
+        self._compiled |= set(race_baselines.compile_ahead(hidden, visible))
         return {}
 
     def _baselines(self, request: Json, _: Sequence[bytes]) -> Json:

@@ -12,6 +12,7 @@ import torch
 from doubling_task import REFERENCE, TASK
 from kagent.authoring import seeds
 from kagent.authoring.inductor import cpp, decompositions, products, triton
+from kagent.authoring.inductor.row_loops import improve_row_loops
 from kagent.authoring.inductor.trace import NoSeed, _described
 from kagent.evolve.open_machine import request_maker
 from kagent.tasks import refusal_of
@@ -216,6 +217,29 @@ def test_a_row_that_one_block_holds_is_read_once_and_a_longer_one_is_loaded_ahea
     assert loads[1000] == {16: 1}
     assert sum(loads[5000].values()) > 2
     assert "INNER_R0_STAGES = 3" in source.splitlines()
+    # Each load has a buffer of its own: 24,576 numbers of four bytes in 96 KiB.
+    stages = "R0_STAGES=min(INNER_R0_STAGES, 1 + 24576 // (INNER_XBLOCK * INNER_R0_BLOCK)),"
+    assert stages in [line.strip() for line in source.splitlines()]
+
+
+def test_loads_of_a_loop_over_rows_are_counted():
+    """Of 15 at once, with three blocks of each on their way, no GPU had room."""
+    text = """
+def kernel(in_ptr0, in_ptr1, out_ptr0, r0_numel, R0_BLOCK):
+    for r0_offset in tl.range(0, r0_numel, R0_BLOCK):
+        a = tl.load(in_ptr0 + r0_offset, eviction_policy='evict_last')
+        b = tl.load(in_ptr1 + r0_offset)
+    for r0_offset in tl.range(0, r0_numel, R0_BLOCK):
+        tl.store(out_ptr0 + r0_offset, tl.load(in_ptr0 + r0_offset))
+"""
+    (node,) = ast.parse(text).body
+    assert improve_row_loops(node) == 2
+    assert [a.arg for a in node.args.args[-2:]] == ["R0_WHOLE", "R0_STAGES"]
+    assert "eviction_policy='' if R0_WHOLE else 'evict_last'" in ast.unparse(node)
+    for other in (text.replace("(0, r0_numel,", "(0, 512,"), text + "    tl.dot(a, b)\n"):
+        (node,) = ast.parse(other).body
+        assert improve_row_loops(node) == 0
+        assert ast.unparse(node) == ast.unparse(ast.parse(other))
 
 
 def test_indices_are_wide_enough_for_what_is_between_arguments_and_results(make):

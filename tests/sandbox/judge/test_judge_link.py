@@ -164,19 +164,27 @@ def test_hidden_cases_are_compiled_with_the_visible_ones_and_once(monkeypatch):
     asked, started = [], []
     task = load_task(SOFTMAX)
     server = JudgeServer(None)
-    server._race_baselines = SimpleNamespace(
-        compile_ahead=lambda hidden, visible: asked.append((list(hidden), list(visible)))
-    )
+
+    def compile_ahead(hidden, visible):
+        asked.append((list(hidden), list(visible)))
+        return {c.name for c in hidden[: len(asked)]}  # at first there is memory for one of them
+
+    server._race_baselines = SimpleNamespace(compile_ahead=compile_ahead)
     race = draw_hidden(task, "cpu", "bench", 1)
-    backend = SimpleNamespace(facts=dataclasses.replace(FACTS, key="of this test"))
+    facts = dataclasses.replace(FACTS, key="of this test")
+    traits = SimpleNamespace(disturbed_by_builds=False)
+    backend = SimpleNamespace(facts=facts, traits=traits)
     server._judge = SimpleNamespace(task=task, kind="cpu", race_cases=race, backend=backend)
     worker = SimpleNamespace(close=lambda: started.append("closed"))
     monkeypatch.setattr(BaselineWorker, "ahead", lambda device: started.append(device) or worker)
     server._device = "cpu"
-    for visible, hidden in ((True, True), (False, True)):
-        server._ahead(_ahead(visible=visible, hidden=hidden, measured=visible), ())
-    assert asked == [(race, bench_cases(task, "cpu")), ([], [])]
+    for visible in (True, False, False):
+        server._ahead(_ahead(visible=visible, hidden=True, measures_next=visible), ())
+    assert asked == [(race, bench_cases(task, "cpu")), (race[1:], []), ([], [])]
     server._end_worker()
+    assert started == ["cpu", "closed"]
+    traits.disturbed_by_builds = True  # what a process imports would disturb whoever is timed
+    server._ahead(_ahead(visible=True, hidden=True, measures_next=True), ())
     assert started == ["cpu", "closed"]
 
 

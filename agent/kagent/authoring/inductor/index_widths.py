@@ -11,9 +11,10 @@ from typing import Any, cast
 import sympy
 import torch
 from kagent_sandbox.data.case import Case
+from torch._inductor import ir
 from torch._inductor.codegen.simd import SIMDScheduling
 
-_MOST = torch.iinfo(torch.int32).max // 5 * 4
+_MOST = int(0.8 * torch.iinfo(torch.int32).max)
 """Most elements: hidden cases are drawn anew, and may have more than those that are known."""
 _torchs_can_use_32_bits: Any = SIMDScheduling.can_use_32bit_indexing
 _known: list[Mapping[str, int]] = []  # sizes by symbol, of each case
@@ -27,7 +28,7 @@ def install() -> None:
 
 @contextlib.contextmanager
 def wide_enough_for(symbols: Mapping[str, str], cases: Sequence[Case]) -> Iterator[None]:
-    """Have indices that are written meanwhile hold for cases.
+    """Have indices that are written meanwhile hold for cases; not to be nested.
 
     Args:
         symbols: Dimensions by the names that they have in what is traced.
@@ -42,7 +43,11 @@ def wide_enough_for(symbols: Mapping[str, str], cases: Sequence[Case]) -> Iterat
 
 def _can_use_32_bits(numel: sympy.Expr, buffers: Iterable[Any]) -> bool:
     given = list(buffers)
-    sizes = [b.get_layout().storage_size() for b in given if b.has_tensor_output()]
+    written = [
+        w for b in given if isinstance(b, ir.MutationOutput) for w in b.get_mutation_buffers()
+    ]
+    tensors = [b for b in (*given, *written) if b.has_tensor_output()]
+    sizes = [b.get_layout().storage_size() for b in tensors]
     few = all(_most_elements(s) <= _MOST for s in (numel, *sizes))
     return few and bool(_torchs_can_use_32_bits(numel, given))
 
@@ -51,9 +56,10 @@ def _most_elements(number: Any) -> int:
     """The largest value in any case; 0 where a symbol is no dimension."""
     expression = sympy.sympify(number)
     names = {x: str(x) for x in expression.free_symbols}
-    found = [
-        expression.xreplace({x: sympy.Integer(sizes[name]) for x, name in names.items()})
-        for sizes in _known
-        if sizes.keys() >= set(names.values())
-    ]
-    return max((int(v) for v in found if v.is_number), default=0)
+    most = 0
+    for sizes in _known:
+        if sizes.keys() >= set(names.values()):
+            values = {x: sympy.Integer(sizes[name]) for x, name in names.items()}
+            with contextlib.suppress(ZeroDivisionError):  # a case of another way
+                most = max(most, int(expression.xreplace(values)))
+    return most

@@ -21,7 +21,7 @@ from kagent.authoring.inductor.products import (
     improve_products,
     names_in,
 )
-from kagent.authoring.inductor.row_loops import STAGES, WHOLE, improve_row_loops
+from kagent.authoring.inductor.row_loops import MOST_SHARED, STAGES, WHOLE, improve_row_loops
 from kagent.authoring.inductor.trace import NoSeed, Traced
 from kagent.authoring.inductor.whole_blocks import leave_masks_to_the_last
 
@@ -141,7 +141,8 @@ class _Kernel:
     unread: Sequence[str]  # parameters that the kernel has no more
     hints: Mapping[str, int]
     reduces: bool
-    loops: bool  # over its rows, with the parameters of `row_loops`
+    row_loads: int  # of a loop over its rows, which has the parameters of `row_loops`; 0: no loop
+    element_bytes: int  # of its largest
 
 
 @dataclass
@@ -248,7 +249,7 @@ class TritonFile:
             # Torch's own convolutions are in TF32, and its products are not.
             values = ["tf32", "tf32x3"] if "window_products" in made else ["tf32x3", "ieee"]
             self._tunable(PRECISION, values[0], values)
-        loops = improve_row_loops(node)
+        row_loads = improve_row_loops(node)
         text = self._text(node, traced, signature)
         reduction = meant.get("reduction_hint")
         return _Kernel(
@@ -266,7 +267,8 @@ class TritonFile:
             dot="tl.dot(" in text,
             hints=hints,
             reduces=reduction is not None,
-            loops=loops,
+            row_loads=row_loads,
+            element_bytes=8 if {"*fp64", "*i64"} & set(signature.values()) else 4,
         )
 
     def _text(self, node: ast.FunctionDef, traced: Traced, signature: Mapping[str, str]) -> str:
@@ -375,13 +377,19 @@ class TritonFile:
         keywords += [f"{w.upper()}_WORD={length}" for w, length in lengths.items()]
         keywords += [f"{b}={v}" for b, v in values.items()]
         keywords += [f"{PRECISION}={PRECISION}"] if kernel.precise else []
-        if kernel.loops:
-            stages = self._tunable(*(_INNER_STAGES if kernel.inner else _OUTER_STAGES))
-            whole = f"{sizes['r0_numel']} <= {values['R0_BLOCK']}"
-            keywords += [f"{WHOLE}={whole}", f"{STAGES}={stages}"]
+        if kernel.row_loads:
+            keywords.append(f"{WHOLE}={sizes['r0_numel']} <= {values['R0_BLOCK']}")
+            keywords.append(f"{STAGES}={self._stages(kernel, values['XBLOCK'])}")
         keywords += [f"num_warps={warps}"]
         grid_text = f"({', '.join(grid)}{',' if len(grid) == 1 else ''})"
         return wrapped(f"{kernel.name}[{grid_text}]", [*given, *keywords])
+
+    def _stages(self, kernel: _Kernel, columns: str) -> str:
+        """Blocks of a row that are on their way at once, as many as there is shared memory for."""
+        stages = self._tunable(*(_INNER_STAGES if kernel.inner else _OUTER_STAGES))
+        most = MOST_SHARED // (kernel.row_loads * kernel.element_bytes)
+        block = ("INNER_" if kernel.inner else "OUTER_") + "R0_BLOCK"
+        return f"min({stages}, 1 + {most} // ({columns} * {block}))"
 
     def _warps(self, kernel: _Kernel, values: Mapping[str, str]) -> str:
         """Warps of a program: of a row that is summed one for 128 elements, as Inductor has it."""

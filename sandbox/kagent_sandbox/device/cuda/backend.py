@@ -82,8 +82,13 @@ def load() -> None:
         ConfinementError: This host cannot confine launchers.
         ChildDied: It did not start.
     """
-    _loaded.append(_started())
-    assert _loaded[-1].isolation  # waits
+    server = _started()
+    try:
+        server.isolation  # noqa: B018 - waits
+    except BaseException:
+        server.close()
+        raise
+    _loaded.append(server)
 
 
 class GpuBackend:

@@ -53,7 +53,7 @@ class GpuRaceBaselines:
 
     def compile_ahead(
         self, calls: Sequence[BaselineCall], call_bytes: int, *, shared: Collection[str]
-    ) -> None:
+    ) -> Collection[str]:
         """See `BaselineSource`. What is kept is code; which of several kernels is the fastest is
         decided when the race's launcher is alone with the device.
         """
@@ -67,6 +67,7 @@ class GpuRaceBaselines:
                 compiler_cache.unpack(archive, compiler_cache.shared_folder())
             else:
                 self._compiled.setdefault(_case(call), []).append(archive)
+        return {_case(call) for call, archive in zip(calls, made, strict=True) if archive}
 
     def open(self, calls: Sequence[BaselineCall], arena: Arena) -> OpenedInLauncher:
         """See `BaselineSource`. Leaves out what failed here beside candidates time and again."""

@@ -132,7 +132,11 @@ def measure_baselines(
     calls = [baseline_call(task, case, "", _SEED) for case in chosen]
     collected, state = _Collected(say, names), host_state()
     while not collected.complete:
-        _run_worker(device, index, calls, collected, worker)
+        try:
+            _run_worker(device, index, calls, collected, worker)
+        except ChildDied:  # one that was started ahead may have died of what others did meanwhile
+            if worker is None:
+                raise
         worker = None
     measured = replace(
         collected.baselines([c.name for c in chosen]),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 from kagent_sandbox.judge.timing.baselines import baseline_call, baseline_names
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from kagent_sandbox.data.case import Case
     from kagent_sandbox.data.task import Task
@@ -36,7 +36,7 @@ class RaceBaselines:
         """Begin, without waiting, what `open` will need: a race is going to come."""
         self.source.prefetch()
 
-    def compile_ahead(self, hidden: Sequence[Case], visible: Sequence[Case]) -> None:
+    def compile_ahead(self, hidden: Sequence[Case], visible: Sequence[Case]) -> Collection[str]:
         """Compile for all cases at once what `open` would for one after the other, where the device
         can. Nobody is timed on it meanwhile. See `BaselineSource`.
 
@@ -47,10 +47,10 @@ class RaceBaselines:
         """
         cases = [*visible, *hidden]
         if not cases:
-            return
+            return ()
         calls = [self._call(c, m) for c in cases for m in self.modes]
         most_bytes = max(self.task.min_bytes(c) for c in cases)
-        self.source.compile_ahead(calls, int(most_bytes), shared={c.name for c in visible})
+        return self.source.compile_ahead(calls, int(most_bytes), shared={c.name for c in visible})
 
     def open(self, case: Case, arena: Arena) -> OpenBaselines:
         """Compile and warm up all baselines of a case; those that fail are left out."""

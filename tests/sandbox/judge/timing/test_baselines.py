@@ -271,6 +271,19 @@ def test_a_process_that_was_started_ahead_and_is_not_needed_ends(monkeypatch):
     worker.close()  # nothing is left to be done
 
 
+def test_a_process_that_died_before_it_was_asked_is_replaced(tmp_path, monkeypatch):
+    body = "tell(done=['small', 'eager'], us=7.5, captured=False, peak_bytes=0)\n"
+    fake_worker(monkeypatch, body)
+    task = make_task(tmp_path)
+    with baselines.BaselineWorker.ahead("cpu") as worker:
+        worker._process.kill()
+        worker._process.wait()
+        found = baselines.measure_baselines(
+            task, "cpu", FACTS, cases=task.cpu.bench[:1], worker=worker
+        )
+    assert found.us == {"small": {"eager": 7.5}}
+
+
 def test_a_worker_that_leaves_without_a_last_word_is_an_error(tmp_path, monkeypatch):
     fake_worker(monkeypatch, "sys.exit()\n")
     with pytest.raises(ChildDied, match="exited with status 0"):
