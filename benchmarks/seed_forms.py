@@ -43,7 +43,14 @@ EDITED: Mapping[str, Mapping[str, str]] = {
     "blocks_of_1024": {"INNER_R0_BLOCK": "1024"},
     "blocks_of_4096": {"INNER_R0_BLOCK": "4096"},
     "8_warps": {"INNER_NUM_WARPS": "8"},
+    "not_ahead_blocks_of_4096": {"INNER_R0_STAGES": "1", "INNER_R0_BLOCK": "4096"},
     "rows_across_ahead": {"OUTER_R0_STAGES": "3"},
+    "rows_across_64_wide": {"OUTER_XBLOCK": "64", "NUM_WARPS": "8"},
+    "rows_across_128_wide": {"OUTER_XBLOCK": "128", "OUTER_R0_BLOCK": "16"},
+    "elements_512": {"XBLOCK": "512"},
+    "elements_2048": {"XBLOCK": "2048", "NUM_WARPS": "8"},
+    "products_of_32": {"DOT_R0_BLOCK": "32"},
+    "products_8_warps": {"DOT_NUM_WARPS": "8"},
 }
 """Other values of a seed's constants."""
 

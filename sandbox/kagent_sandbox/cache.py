@@ -21,6 +21,11 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "kagent"
 
 
+def compiled_folder() -> Path:
+    """Folder of what torch's compiler leaves behind in trusted processes."""
+    return cache_folder() / "inductor"
+
+
 def named(what: str, *parts: object) -> str:
     """A file's name for figures that depend on `parts`."""
     text = "\0".join(str(p) for p in parts)

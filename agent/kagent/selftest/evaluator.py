@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
 from kagent_sandbox.builder.client import Builder
-from kagent_sandbox.cache import cache_folder
+from kagent_sandbox.cache import compiled_folder
 from kagent_sandbox.confine import builder_confinement
 from kagent_sandbox.confine.policy import Tier
 from kagent_sandbox.data.build import BuildRequest, Built, Contender
@@ -88,7 +88,7 @@ class SelftestEvaluator:
         with self._stack:
             self._stack.enter_context(_variable(KEY, self.token))
             # Importing torch's compiler makes a folder: in kagent's cache, as judges have it.
-            compiled = str(cache_folder() / "inductor")
+            compiled = str(compiled_folder())
             self._stack.enter_context(_variable("TORCHINDUCTOR_CACHE_DIR", compiled))
             self._stack.callback(self._close)
             # More than are built at once, which is the builder's to see to: some start judges.

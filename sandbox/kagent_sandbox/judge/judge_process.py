@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, cast
 
-from kagent_sandbox.cache import cache_folder
+from kagent_sandbox.cache import compiled_folder
 from kagent_sandbox.confine.policy import ISOLATION, Tier
 from kagent_sandbox.device.table import find_device
 from kagent_sandbox.errors import ChildDied, DeviceFull, DeviceWedged, KagentError
@@ -62,7 +62,7 @@ class JudgeProcess:
             self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as this
         self._log_use = threading.Lock()  # who waits for an answer reads it as it is closed
         self._channel, theirs = Channel.pair()
-        compiled = str(cache_folder() / "inductor")
+        compiled = str(compiled_folder())
         environment = {**for_trusted(), "TORCHINDUCTOR_CACHE_DIR": compiled}
         if tier is not None:
             environment[ISOLATION] = tier

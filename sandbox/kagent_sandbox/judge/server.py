@@ -200,11 +200,9 @@ class JudgeServer:
         """Compile what torch's baselines need, in processes that run nothing on the device."""
         judge, race_baselines = self.judge, self._race_baselines
         assert race_baselines is not None, "the first request is open"
-        facts = judge.backend.facts
         visible: Sequence[Case] = ()
         hidden: Sequence[Case] = ()
-        known = request["cached"] and stored_baselines(judge.task, self._device, facts) is not None
-        if request["visible"] and not known:
+        if request["visible"] and not (request["cached"] and self._stored()):
             visible = bench_cases(judge.task, judge.kind)
             beside = not judge.backend.traits.disturbed_by_builds  # its imports are others' noise
             if request["measures_next"] and beside and self._worker is None:
@@ -213,6 +211,11 @@ class JudgeServer:
             hidden = [c for c in judge.race_cases if c.name not in self._compiled]
         self._compiled |= set(race_baselines.compile_ahead(hidden, visible))
         return {}
+
+    def _stored(self) -> bool:
+        """Whether the visible cases' baselines were measured before, and those times are used."""
+        task, facts = self.judge.task, self.judge.backend.facts
+        return stored_baselines(task, self._device, facts) is not None
 
     def _baselines(self, request: Json, _: Sequence[bytes]) -> Json:
         return to_json(self._find_baselines(None, cached=bool(request["cached"])))

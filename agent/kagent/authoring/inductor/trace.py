@@ -175,7 +175,7 @@ def _trace_all(task: Task, kind: Kind, cases: Sequence[Case], allow: Sequence[st
     table = {**select_decomp_table(), **plain_loops(kind, allow, finite=finite)}
     varying = _varying(task, cases)
     dtype = next((c.dtype for c in cases if c.dtype in _HALF), cases[0].dtype)
-    # The largest first: what counts elements must count those.
+    # The largest first: what Inductor decides by the sizes that it is shown is decided for those.
     left = sorted(cases, key=task.min_bytes, reverse=True)
     traces: list[Traced] = []
     while left:

@@ -325,7 +325,7 @@ class BaselineWorker:
     @classmethod
     def ahead(cls, device: str) -> Self:
         """A process that is asked later, by `measure_baselines`."""
-        return cls(device, _compiled_folder(), ahead=True)
+        return cls(device, cache.compiled_folder(), ahead=True)
 
     def measure(self, request: Mapping[str, object], collected: _Collected) -> None:
         """Run it until it is through, or gone, or takes too long over one baseline."""
@@ -370,10 +370,6 @@ class BaselineWorker:
         self.close()
 
 
-def _compiled_folder() -> Path:
-    return cache.cache_folder() / "inductor"
-
-
 def _run_worker(
     device: str,
     index: int,
@@ -391,7 +387,7 @@ def _run_worker(
     }
     with contextlib.ExitStack() as stack:
         if worker is None:
-            folder = _compiled_folder()
+            folder = cache.compiled_folder()
             if collected.again:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kagent-")))
             worker = BaselineWorker(device, folder, ahead=False)
