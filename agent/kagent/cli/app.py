@@ -21,6 +21,7 @@ from typer.core import TyperGroup
 from kagent import resources
 from kagent.config.devices import use_device
 from kagent.config.settings import load_config
+from kagent.fleet.fleet import LOCAL
 from kagent.ui.terminal import Terminal
 
 NOT_FASTER = 3  # exit code of a run whose final race found TIE or SLOWER
@@ -234,6 +235,24 @@ def isolate(flag: str | None) -> None:
         UserError: An option does not fit.
     """
     ask_for(load_config(isolation=flag).isolation)
+
+
+def refuse_device(device: str | None, where: str) -> None:
+    """Make sure that no device of this machine is chosen for work that is elsewhere.
+
+    Args:
+        device: As `--device` takes it.
+        where: As `--on` takes it.
+
+    Raises:
+        UserError: One is.
+    """
+    if device is not None and where != LOCAL:
+        raise UserError(
+            f"--device {device} (or KAGENT_DEVICE) chooses a device of this machine, and --on "
+            f"{where} judges elsewhere: leave it out; --accelerator chooses among those of a "
+            "cluster"
+        )
 
 
 def print_json(value: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -106,11 +107,6 @@ def campaign(
         raise UserError(f"--max-cost {max_cost:g}: expected dollars above 0")
     folder = _folder(sources, to)
     where = SLURM if on == SLURM else load_config(on=on).on
-    if export is not None and where != LOCAL:
-        raise UserError(
-            f"--export measures on this machine, and --on {where} times elsewhere: leave it out, "
-            "then run kagent export where there is such a device"
-        )
     if where == SLURM:
         write_slurm_script(folder.name, campaign_continues(folder))
         return
@@ -157,7 +153,7 @@ def campaign(
         _say_resume(sources, to)
         raise typer.Exit(INTERRUPTED)
     if export is not None:
-        _export(folder, runner.campaign, export)
+        _export(folder, runner.campaign, export, session)
     if not correct:
         raise typer.Exit(1)
 
@@ -299,9 +295,9 @@ def _print(folder: Path, campaign: Campaign) -> int:
     return results.all.correct
 
 
-def _export(folder: Path, campaign: Campaign, to: Path) -> None:
+def _export(folder: Path, campaign: Campaign, to: Path, session: Mapping[str, object]) -> None:
     """Write the winners that are FASTER into a library, each on its own device. One that is refused
-    there, since it is not FASTER once more, does not keep the others out.
+    there, since it is not FASTER once more, or whose machine fails, does not keep the others out.
 
     Raises:
         UserError: All were refused, or an export failed; the lines before say why.
@@ -309,7 +305,9 @@ def _export(folder: Path, campaign: Campaign, to: Path) -> None:
     from kagent.suite.record import RUNS
     from kagent.suite.results import result_of
 
+    environment = {n: v for n, v in os.environ.items() if n != "KAGENT_DEVICE"}
     asked = written = 0
+    failed: list[str] = []
     for device in campaign.devices:
         found = [
             result_of(folder, campaign, p)
@@ -323,13 +321,26 @@ def _export(folder: Path, campaign: Campaign, to: Path) -> None:
         for p in faster:
             run = str(folder / RUNS / p.progress.run)
             words = [sys.executable, "-m", "kagent", "export", run, "--to", str(to)]
-            done = subprocess.run([*words, "--device", device], check=False)
+            words += _export_options(device, session)
+            done = subprocess.run(words, env=environment, check=False)
             if done.returncode not in (0, UserError.exit_code):
-                raise UserError(f"{to}: {p.name} was not exported; see above")
+                failed.append(p.name)
             written += not done.returncode
             asked += 1
+    if failed:
+        raise UserError(f"{to}: {', '.join(failed)}: not exported; see above")
     if asked and not written:
         raise UserError(f"{to}: no winner was exported; the lines above say why")
+
+
+def _export_options(device: str, session: Mapping[str, object]) -> list[str]:
+    """Options of an export on a campaign's device, for a session with these (None: not given)."""
+    from kagent.campaign.file import accelerator_of
+
+    given = {**session, "device" if session["on"] == LOCAL else "accelerator": device}
+    if "accelerator" in given:
+        given["accelerator"] = accelerator_of(device)
+    return [word for n, v in given.items() if v is not None for word in (f"--{n}", str(v))]
 
 
 def _say_resume(sources: Sequence[str], to: Path | None) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from kagent_sandbox.data.verdict import SpeedVerdict
-from kagent_sandbox.errors import KagentError, UserError
+from kagent_sandbox.errors import KagentError
 from rich.text import Text
 
 from kagent.cli.app import (
@@ -29,10 +29,10 @@ from kagent.cli.app import (
     complete_task,
     err,
     out,
+    refuse_device,
     write_slurm_script,
 )
 from kagent.config.settings import Config, load_config
-from kagent.fleet.fleet import LOCAL
 from kagent.fleet.slurm import SLURM, Continuation, run_continues
 from kagent.runs.events import Event, Observer, Started, Stop
 
@@ -141,12 +141,7 @@ def evolve(
     from kagent.ui.live import display_for
 
     where = SLURM if on == SLURM else load_config(on=on).on
-    if device is not None and where != LOCAL:
-        raise UserError(
-            f"--device {device} (or KAGENT_DEVICE) chooses a device of this machine, and --on "
-            f"{where} judges elsewhere: leave it out; --accelerator chooses among those of a "
-            "cluster"
-        )
+    refuse_device(device, where)
     if where == SLURM:
         name = find_task(task).name
         runs_of_jobs = load_config(runs=runs).runs

@@ -10,19 +10,24 @@ from kagent_sandbox.errors import UserError
 
 from kagent.cli.app import (
     EXPORT,
+    AcceleratorOption,
     DeviceOption,
     IsolationOption,
     JobsOption,
     JsonOption,
+    OnOption,
     RunsOption,
     app,
     complete_run,
     isolate,
     out,
     print_json,
+    refuse_device,
     status,
 )
-from kagent.config.settings import load_config
+from kagent.config.settings import Config, load_config
+from kagent.fleet.fleet import LOCAL, fleet_of
+from kagent.fleet.slurm import SLURM
 
 
 @app.command(rich_help_panel=EXPORT)
@@ -56,35 +61,40 @@ def export(
     isolation: IsolationOption = None,
     folder: RunsOption = None,
     json_: JsonOption = False,
-    _device: DeviceOption = None,
+    on: OnOption = None,
+    accelerator: AcceleratorOption = None,
+    device: DeviceOption = None,
 ) -> None:
-    """Write the winners of runs into a kernel library: verified and measured once more, here."""
+    """Write the winners of runs into a kernel library: verified and measured once more."""
     from kagent.asktell.judging import can_judge
     from kagent.export.export import export as export_library
     from kagent.export.export import export_files
+    from kagent.export.host import open_host
     from kagent.export.views import exported_json, exported_view, files_json, files_view
     from kagent.export.winners import find_winner
 
     if single_file and name is not None:
         raise UserError("--name is a library's; with --single-file, files have their task's name")
-    config = load_config(jobs=jobs, isolation=isolation, runs=folder)
+    config = _config(
+        on, device, jobs=jobs, isolation=isolation, runs=folder, accelerator=accelerator
+    )
     isolate(isolation)
     winners = [find_winner(config.runs, run, allow_slower=allow_slower) for run in runs]
     for winner in winners:
         where = "run this command where there is one, on a copy of the folder"
-        can_judge(winner.manifest, winner.folder, instead=where)
+        if config.on == LOCAL:
+            where += ", or with --on ray"
+        can_judge(winner.manifest, winner.folder, config, instead=where)
     if single_file:
-        with status(quiet=json_) as say:
-            made = export_files(winners, to, config, say, allow_slower=allow_slower, force=force)
+        with status(quiet=json_) as say, open_host(config, say) as host:
+            made = export_files(winners, to, host, say, allow_slower=allow_slower, force=force)
         if json_:
             print_json(files_json(made))
         else:
             out.print(files_view(made))
         return
-    with status(quiet=json_) as say:
-        done = export_library(
-            winners, to, name, config, say, allow_slower=allow_slower, force=force
-        )
+    with status(quiet=json_) as say, open_host(config, say) as host:
+        done = export_library(winners, to, name, host, say, allow_slower=allow_slower, force=force)
     if json_:
         print_json(exported_json(done))
     else:
@@ -106,27 +116,47 @@ def certify(
     jobs: JobsOption = None,
     isolation: IsolationOption = None,
     json_: JsonOption = False,
-    _device: DeviceOption = None,
+    on: OnOption = None,
+    accelerator: AcceleratorOption = None,
+    device: DeviceOption = None,
 ) -> None:
     """Check and measure an exported library again: after a new compiler, driver or GPU."""
     from kagent.export.certify import certify as certify_library
     from kagent.export.export import update as update_library
+    from kagent.export.host import open_host
     from kagent.export.reading import read_library
     from kagent.export.views import certificate_json, certificate_view
 
-    config = load_config(jobs=jobs, isolation=isolation)
+    config = _config(on, device, jobs=jobs, isolation=isolation, accelerator=accelerator)
     isolate(isolation)
     disk = read_library(library)
-    with status(quiet=json_) as say:
-        found, sessions = certify_library(disk, config, say, operators or ())
+    with status(quiet=json_) as say, open_host(config, say) as host:
+        found, sessions = certify_library(disk, host, say, operators or ())
         if update:
             wrong = [f"{k} {w}" for k, w in found.wrong.items()]
             if faults := [*found.changed, *wrong, *([found.tests] if found.tests else [])]:
                 raise UserError(f"{library}: not updated: " + "; ".join(faults))
-            update_library(disk, sessions, say)
+            update_library(disk, sessions, host, say)
     if json_:
         print_json(certificate_json(found))
     else:
         out.print(certificate_view(found, library))
     if not found.ok:
         raise typer.Exit(1)
+
+
+def _config(on: str | None, device: str | None, **given: object) -> Config:
+    """The configuration of an export or a certification.
+
+    Raises:
+        UserError: Options do not fit.
+    """
+    if on == SLURM:
+        raise UserError(
+            "--on slurm writes scripts for evolve and campaign alone: call this command with --on "
+            "ray in a job of yours, or give kagent campaign --export"
+        )
+    config = load_config(on=on, **given)
+    refuse_device(device, config.on)
+    fleet_of(config)  # options that do not fit, before anything is read
+    return config

@@ -20,20 +20,19 @@ from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.race import EAGER
 from kagent_sandbox.data.task import Task, load_task
 from kagent_sandbox.data.verdict import SpeedVerdict
-from kagent_sandbox.device.table import available
 from kagent_sandbox.errors import UserError
 
-from kagent.config.settings import Config
 from kagent.export.dispatch_table import gain
+from kagent.export.host import ExportHost
 from kagent.export.measuring import (
     LibraryEntrant,
     LibraryTimes,
     Measurement,
     Say,
-    measure_all,
 )
-from kagent.export.packaging import own_tests, without_tests_of
-from kagent.export.reading import OnDisk
+from kagent.export.own_tests import failure_of
+from kagent.export.packaging import without_tests_of
+from kagent.export.reading import PACKAGES, OnDisk
 from kagent.export.record import (
     TORCH,
     DeviceRecord,
@@ -99,13 +98,13 @@ def kinds_of(operator: OperatorRecord) -> set[Kind]:
 
 
 def certify(
-    disk: OnDisk, config: Config, say: Say, names: Sequence[str] = ()
+    disk: OnDisk, host: ExportHost, say: Say, names: Sequence[str] = ()
 ) -> tuple[Certificate, list[tuple[OperatorRecord, LibraryTimes]]]:
-    """Judge every kernel that this machine has the device for, and run the library's own tests.
+    """Judge every kernel that a host has the device for, and run the library's own tests.
 
     Args:
         disk: The library.
-        config: Jobs and isolation.
+        host: Where to judge them.
         say: Function that receives lines of progress.
         names: Tasks of the operators to judge; () is all of them. Only their own tests run.
 
@@ -113,7 +112,7 @@ def certify(
         The outcome, and the new times of each operator.
 
     Raises:
-        UserError: The library lacks such an operator, or the machine has no device for any.
+        UserError: The library lacks such an operator, or the host has no device for any.
         TaskError: A task of the library does not make sense.
         MachineError: The machine failed.
     """
@@ -126,18 +125,20 @@ def certify(
     for operator in operators:
         for kind in sorted(kinds_of(operator)):
             kernels = [k for k in operator.kernels if k.written_in.kind == kind]
-            if available(kind):
+            if host.has(kind):
                 say(f"{operator.task}: {len(kernels)} kernel{'s'[: len(kernels) > 1]}")
                 wanted.append((operator, kernels, kind))
             else:
-                skipped |= {k.id: "needs an NVIDIA GPU, and this machine has none" for k in kernels}
+                skipped |= {
+                    k.id: f"needs an NVIDIA GPU, and {host.place} has none" for k in kernels
+                }
     if not wanted:
         raise UserError(
-            f"{disk.folder}: this machine has no device for any of its kernels ("
+            f"{disk.folder}: {host.place} has no device for any of its kernels ("
             + "; ".join(f"{k}: {why}" for k, why in skipped.items())
             + ")"
         )
-    found = measure_again(wanted, config, say)
+    found = measure_again(wanted, host, say)
     sessions = [(w[0], measured) for w, measured in zip(wanted, found, strict=True)]
     doubted: list[tuple[OperatorRecord, list[KernelRecord], Kind]] = []
     for (operator, kernels, kind), measured in zip(wanted, found, strict=True):
@@ -149,7 +150,7 @@ def certify(
         if any(line.worse for line in now):
             say(f"{operator.task}: slower than before? measuring once more")
             doubted.append((operator, right, kind))
-    for (operator, _, _), again in zip(doubted, measure_again(doubted, config, say), strict=True):
+    for (operator, _, _), again in zip(doubted, measure_again(doubted, host, say), strict=True):
         lines = confirmed(lines, list(compared(operator, again.device)))
     device = sessions[-1][1].device.name
     changed = tuple(disk.changed())
@@ -157,7 +158,8 @@ def certify(
     gpu = any(m.device.kind == "gpu" for _, m in sessions)
     without = [o.task for o in disk.library.operators if o not in operators]
     files = without_tests_of(without, disk.contents())
-    tests = own_tests(disk.library.name, files, gpu=gpu)
+    tested = host.run_tests(disk.library.name, files, gpu=gpu, path=PACKAGES)
+    tests = failure_of(disk.library.name, tested)
     whole = Certificate(device, tuple(checked), wrong, tuple(lines), changed, skipped, tests)
     return whole, sessions
 
@@ -178,14 +180,14 @@ def chosen(library: LibraryRecord, names: Sequence[str]) -> list[OperatorRecord]
 
 def measure_again(
     wanted: Sequence[tuple[OperatorRecord, Sequence[KernelRecord], Kind]],
-    config: Config,
+    host: ExportHost,
     say: Say,
 ) -> list[LibraryTimes]:
     """Verify and time operators' kernels for a kind of device, on the library's own copies of the
     tasks; on a GPU side by side.
 
     Raises:
-        As `measure_all`.
+        As `ExportHost.measure`.
     """
     folder = Path(tempfile.mkdtemp(prefix="kagent-tasks-"))
     try:
@@ -195,7 +197,7 @@ def measure_again(
             entrants = [entrant_of(operator, k, kind) for k in kernels]
             task = restored_task(operator, folder / str(i))
             measurements.append(Measurement(task, kind, entrants))
-        return measure_all(measurements, config, say)
+        return host.measure(measurements, say)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

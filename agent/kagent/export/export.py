@@ -15,10 +15,10 @@ from kagent_sandbox.data.verdict import SpeedVerdict
 from kagent_sandbox.errors import KagentError, UserError
 
 from kagent import resources
-from kagent.config.settings import Config
 from kagent.export.certify import entrant_of
 from kagent.export.dispatch_table import best_of
 from kagent.export.generic import operator_source, refuse_unsuited
+from kagent.export.host import ExportHost
 from kagent.export.import_rewrite import as_shipped
 from kagent.export.measuring import (
     LibraryEntrant,
@@ -26,12 +26,11 @@ from kagent.export.measuring import (
     Measurement,
     Say,
     TimedResult,
-    measure,
-    measure_all,
 )
 from kagent.export.merging import merge_library, merge_operator
-from kagent.export.packaging import own_tests, refuse_collisions
-from kagent.export.reading import OnDisk, is_library, read_library
+from kagent.export.own_tests import failure_of
+from kagent.export.packaging import refuse_collisions
+from kagent.export.reading import PACKAGES, OnDisk, is_library, read_library
 from kagent.export.record import (
     DeviceRecord,
     KernelRecord,
@@ -65,7 +64,7 @@ def export(
     winners: Sequence[Winner],
     folder: Path,
     name: str | None,
-    config: Config,
+    host: ExportHost,
     say: Say,
     *,
     allow_slower: bool = False,
@@ -74,10 +73,10 @@ def export(
     """Write winners into a new library, or into one that exists.
 
     Args:
-        winners: Of one run or several, of one task or several, all for this machine.
+        winners: Of one run or several, of one task or several, all for devices of the host.
         folder: The library's; made if need be.
         name: The Python package's; that of the library there, if None.
-        config: Jobs and isolation.
+        host: Where they are measured.
         say: Told what happens.
         allow_slower: Whether a kernel may lose to torch on the hidden cases drawn here; one that
             does is used wherever no other kernel is faster.
@@ -114,7 +113,7 @@ def export(
         kept = beside[task, kind] = _beside(old, group, kind, folder)
         entrants = [_entrant(w) for w in group] + [entrant_of(old, k, kind) for k in kept if old]
         wanted.append(Measurement(group[0].task, kind, entrants))
-    results = measure_all(wanted, config, say)
+    results = host.measure(wanted, say)
     for ((task, kind), group), measured in zip(groups.items(), results, strict=True):
         old, kept = merged[task][0] if task in merged else there.get(task), beside[task, kind]
         _refuse(group, measured.results, allow_slower=allow_slower)
@@ -129,7 +128,7 @@ def export(
         new = replace(blanks[task], kernels=kernels, devices=(device,))
         _merge(merged, old, new)
     gpu = any(kind == "gpu" for _, kind in groups)
-    library = _write(disk, folder, name, merged, cubins, say, gpu=gpu)
+    library = _write(disk, folder, name, merged, cubins, host, say, gpu=gpu)
     return Exported(folder, library, disk.library.version if disk else None, tuple(notes))
 
 
@@ -145,7 +144,7 @@ class ExportedFiles:
 def export_files(
     winners: Sequence[Winner],
     folder: Path,
-    config: Config,
+    host: ExportHost,
     say: Say,
     *,
     allow_slower: bool = False,
@@ -156,7 +155,7 @@ def export_files(
     Args:
         winners: One of each task.
         folder: For TASK.py and test_TASK.py; made if need be.
-        config: Jobs and isolation.
+        host: Where they are measured.
         say: Told what happens.
         allow_slower: As for `export`.
         force: Whether such files that are there may be overwritten.
@@ -183,14 +182,17 @@ def export_files(
     for winner, blank in zip(winners, blanks, strict=True):
         _tell_of_old_task(winner, say)
         kind = winner.manifest.kind
-        measured = measure(winner.task, kind, [_entrant(winner)], config, say)
+        wanted = [Measurement(winner.task, kind, [_entrant(winner)])]
+        (measured,) = host.measure(wanted, say)
         _refuse([winner], measured.results, allow_slower=allow_slower)
         loses = _loses(measured.results[winner.id])
         device = _asked_for(measured.device, {winner.id}) if loses else measured.device
         operator = replace(blank, kernels=(_kernel(winner, measured),), devices=(device,))
         made = {name: text.encode() for name, text in single_files(operator).items()}
         say(f"{winner.id}: its file's own test")
-        if wrong := own_tests(winner.task.name, made, gpu=kind == "gpu", path=""):
+        name = winner.task.name
+        tested = host.run_tests(name, made, gpu=kind == "gpu", path="")
+        if wrong := failure_of(name, tested):
             raise UserError(f"{folder}: nothing was written: {wrong}")
         files |= made
         operators.append(operator)
@@ -210,9 +212,12 @@ def _tell_of_old_task(winner: Winner, say: Say) -> None:
 
 
 def update(
-    disk: OnDisk, sessions: Sequence[tuple[OperatorRecord, LibraryTimes]], say: Say
+    disk: OnDisk,
+    sessions: Sequence[tuple[OperatorRecord, LibraryTimes]],
+    host: ExportHost,
+    say: Say,
 ) -> LibraryRecord:
-    """Put what was just measured on this device into a library.
+    """Put what was just measured on a host into a library.
 
     Raises:
         UserError: Its own tests fail, or it cannot be written.
@@ -226,7 +231,7 @@ def update(
         _merge(merged, old, replace(operator, kernels=kernels, devices=(measured.device,)))
         cubins |= measured.cubins
     gpu = any(m.device.kind == "gpu" for _, m in sessions)
-    return _write(disk, disk.folder, disk.library.name, merged, cubins, say, gpu=gpu)
+    return _write(disk, disk.folder, disk.library.name, merged, cubins, host, say, gpu=gpu)
 
 
 def _merge(merged: Merged, old: OperatorRecord | None, new: OperatorRecord) -> None:
@@ -242,6 +247,7 @@ def _write(
     name: str,
     merged: Merged,
     cubins: Mapping[str, bytes],
+    host: ExportHost,
     say: Say,
     *,
     gpu: bool,
@@ -252,7 +258,7 @@ def _write(
     library = merge_library(old, name, version, list(merged.values()))
     files = files_of(library, cubins=cubins, old=disk)
     say("running the library's own tests")
-    if wrong := own_tests(name, files, gpu=gpu):
+    if wrong := failure_of(name, host.run_tests(name, files, gpu=gpu, path=PACKAGES)):
         raise UserError(f"{folder}: nothing was written: {wrong}")
     say(f"writing {folder}")
     write_library(library, files, folder, old=disk)

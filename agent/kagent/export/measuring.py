@@ -77,7 +77,7 @@ class TimedResult:
 
 @dataclass(frozen=True)
 class LibraryTimes:
-    """One task's kernels on this machine."""
+    """One task's kernels on the machine that measured them."""
 
     device: DeviceRecord
     target: str

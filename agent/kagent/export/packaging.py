@@ -13,12 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 
-from kagent_sandbox.cache import cache_folder
 from kagent_sandbox.data.language import CUDA
-from kagent_sandbox.device.table import device_for, find_device
 from kagent_sandbox.errors import UserError
-from kagent_sandbox.process.device_lock import DeviceLock
-from kagent_sandbox.replay.library_tests import run_tests
 from kagent_sandbox.runtime.errors import TOOLKIT
 from kagent_sandbox.syntax import parse
 
@@ -27,7 +23,6 @@ from kagent.export.reading import PACKAGES
 from kagent.export.record import LibraryRecord, OperatorRecord
 from kagent.export.runtime_files import needs_runtime
 from kagent.export.templating import digest, listed, render
-from kagent.runs.files import write_file
 
 _TORCH = "torch>=2.11"
 _BACKENDS = {"cpu": "cpu", "gpu": "cuda"}  # kinds of devices, as Hugging Face calls them
@@ -229,31 +224,3 @@ def without_tests_of(tasks: Sequence[str], files: Mapping[str, bytes]) -> Mappin
     """A library's files but for some operators' tests, as `trying_files` names them."""
     own = tuple(s for t in tasks for s in (f"tests/test_{t}.py", f"tests/tasks/{t}/"))
     return {path: text for path, text in files.items() if not path.startswith(own)}
-
-
-def own_tests(name: str, files: Mapping[str, bytes], *, gpu: bool, path: str = PACKAGES) -> str:
-    """Run a library's own tests; return the failure and the file with more, "" if all pass.
-
-    They have a turn on the device: nobody times there meanwhile.
-
-    Args:
-        name: Of its package.
-        files: Of the library, by their paths in it; it need not be on the disk.
-        gpu: Whether its tests may use the GPU.
-        path: The folder among the files that tests import from.
-
-    Raises:
-        UserError: What they printed cannot be kept.
-        ChildDied, ConfinementError: They cannot be run here.
-    """
-    with DeviceLock(find_device(device_for("gpu" if gpu else "cpu")).unit_name(0)).turn("work"):
-        tested = run_tests(name, files, gpu=gpu, path=path)
-    if not tested.why:
-        return ""
-    log = cache_folder() / "export" / f"{name}-tests.log"
-    try:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        write_file(log, tested.log)
-    except OSError as e:
-        raise UserError(f"{log}: cannot be written ({e.strerror})") from None
-    return f"its own tests do not pass: {tested.why} (their output: {log})"

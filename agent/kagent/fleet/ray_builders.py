@@ -18,7 +18,7 @@ from kagent_sandbox.errors import ChildDied, MachineError
 from kagent_sandbox.judge.packing import Header, unpack_unread
 from kagent_sandbox.judge.protocol import ERRORS
 
-from kagent.fleet.ray_judge import LONGER, LOOK_S, alive, require_open
+from kagent.fleet.ray_calls import LONGER, LOOK_S, alive, require_open
 from kagent.fleet.worker import BuiltWords
 
 TRIES = 3

@@ -22,17 +22,16 @@ from kagent_sandbox.judge.client import JudgeClient
 from kagent_sandbox.judge.protocol import ERRORS
 
 from kagent.fleet.ray_builders import RayBuilder, require_same
+from kagent.fleet.ray_calls import alive, end_workers
 from kagent.fleet.ray_cluster import ACCELERATOR, ROLE, Node, connect, nodes
-from kagent.fleet.ray_judge import RayLink, alive
+from kagent.fleet.ray_judge import RayLink
 from kagent.fleet.station import Say, Station
-from kagent.fleet.worker import BuildWorker, JudgeWorker
+from kagent.fleet.worker import BuildWorker, JudgeWorker, task_files
 
 MOST_BUILDERS = 8
 """Most builders of one run, unless more are asked for. A model's run has fewer builds at once."""
 CPU = "cpu"
-_TASK_FILES = ("task.toml", "reference.py", "calibration.json")
 _FOREVER: Mapping[str, Any] = {"max_restarts": -1, "max_task_retries": 0}
-_CLOSE_S = 20.0
 
 
 class RayFleet:
@@ -85,7 +84,7 @@ class RayFleet:
         there = nodes(ray)
         workers: list[Any] = []
         with contextlib.ExitStack() as stack:
-            stack.callback(_end, ray, workers)
+            stack.callback(end_workers, ray, workers)
             self._require_room(judges, kind, there)
             judge_workers = self._judge_workers(ray, kind, there, jobs, judges)
             workers += judge_workers
@@ -104,11 +103,7 @@ class RayFleet:
                 hosts[f"builder {number}"] = found
             say("trying the isolation")
             canaries = _canaries(ray, workers)
-            files = {
-                name: (task.folder / name).read_bytes()
-                for name in _TASK_FILES
-                if (task.folder / name).is_file()
-            }
+            files = task_files(task)
             judge, *others = (
                 stack.enter_context(
                     JudgeClient(
@@ -154,21 +149,10 @@ class RayFleet:
     def _judge_workers(
         self, ray: ModuleType, kind: Kind, there: Sequence[Node], jobs: int | None, judges: int
     ) -> list[Any]:
-        options: dict[str, Any] = {**_FOREVER, "max_concurrency": 4}
-        cpus: Sequence[int] = [0] * judges  # of a GPU's judge: see below
-        if kind == "gpu":
-            # No CPU: builders that take all of a node must not keep its GPU idle.
-            options |= {"num_gpus": 1, "num_cpus": 0}
-            if self._accelerator is not None:
-                options["label_selector"] = {ACCELERATOR: self._accelerator}
-        else:
-            cpus = judge_cpus(there, jobs, judges)
-            if judge_nodes(there, judges):
-                options["label_selector"] = {ROLE: "!builder"}
         cls = ray.remote(JudgeWorker)
         return [
-            cls.options(**{"num_cpus": n, **options}).remote(device_for(kind), self._isolation)
-            for n in cpus
+            cls.options(**_FOREVER, **options).remote(device_for(kind), self._isolation)
+            for options in judge_options(kind, there, self._accelerator, jobs, judges)
         ]
 
     def _build_workers(self, ray: ModuleType, there: Sequence[Node], jobs: int | None) -> list[Any]:
@@ -178,6 +162,33 @@ class RayFleet:
         count = jobs or builder_count(there, _free_cpus(ray))
         cls = ray.remote(BuildWorker).options(**options)
         return [cls.remote(self._isolation) for _ in range(count)]
+
+
+def judge_options(
+    kind: Kind, there: Sequence[Node], accelerator: str | None, jobs: int | None, judges: int = 1
+) -> list[dict[str, Any]]:
+    """Options of each worker that times on a device, as Ray takes them.
+
+    Args:
+        kind: "gpu" or "cpu".
+        there: The nodes.
+        accelerator: Type of the GPU, as Ray labels nodes; None: any.
+        jobs: As `judge_cpus` takes it.
+        judges: Likewise.
+
+    Raises:
+        MachineError: No node has a CPU to give.
+    """
+    options: dict[str, Any] = {"max_concurrency": 4}
+    if kind == "gpu":
+        # No CPU: builders that take all of a node must not keep its GPU idle.
+        options |= {"num_gpus": 1, "num_cpus": 0}
+        if accelerator is not None:
+            options["label_selector"] = {ACCELERATOR: accelerator}
+        return [options] * judges
+    if judge_nodes(there, judges):
+        options["label_selector"] = {ROLE: "!builder"}
+    return [{**options, "num_cpus": n} for n in judge_cpus(there, jobs, judges)]
 
 
 def judge_nodes(there: Sequence[Node], judges: int) -> list[Node]:
@@ -256,12 +267,3 @@ def _ok(answer: Mapping[str, Any]) -> Any:
     if "error" in answer:
         raise ERRORS[answer["error"]](answer["text"])
     return answer["ok"]
-
-
-def _end(ray: ModuleType, workers: Sequence[Any]) -> None:
-    """End the workers with all that they started. Those that hang are killed."""
-    with contextlib.suppress(Exception):  # lost ones, and a lost cluster
-        ray.wait([w.close.remote() for w in workers], num_returns=len(workers), timeout=_CLOSE_S)
-    for worker in workers:
-        with contextlib.suppress(Exception):
-            ray.kill(worker)

@@ -1,6 +1,7 @@
-"""A node's side of a Ray cluster: one judge, or one builder, in a worker of Ray's.
+"""A node's side of a Ray cluster: a worker of Ray's, with one judge or one builder in it.
 
-The classes are plain. `kagent.fleet.ray_fleet` makes actors of them. What crosses is JSON and
+The classes are plain. `kagent.fleet.ray_fleet` makes actors of them, `kagent.export.ray_host` of
+another one. What crosses is JSON and
 bytes; errors are answers, too.
 """
 
@@ -26,6 +27,7 @@ from kagent_sandbox.confine.policy import ask_for
 from kagent_sandbox.data.build import BuildRequest, Built
 from kagent_sandbox.data.compiled import Loop, Remark
 from kagent_sandbox.data.records import from_json, to_json
+from kagent_sandbox.data.task import Task
 from kagent_sandbox.errors import KagentError
 from kagent_sandbox.judge.judge_process import JudgeProcess
 from kagent_sandbox.judge.packing import pack
@@ -36,6 +38,7 @@ from kagent import resources
 from kagent.runs.manifest import versions
 
 Answer = dict[str, Any]
+_TASK_FILES = ("task.toml", "reference.py", "calibration.json")
 
 
 @dataclass(frozen=True)
@@ -67,12 +70,17 @@ def undo_ray() -> None:
         Path("/proc/self/oom_score_adj").write_text("0")
 
 
-class _Worker:
-    """Base of judges and builders."""
+class Worker:
+    """Base of all: on a node, started by Ray.
+
+    Args:
+        isolation: Tier to require, or "auto".
+    """
 
     def __init__(self, isolation: str) -> None:
         undo_ray()
         ask_for(isolation)
+        self._said: deque[str] = deque(maxlen=100)
 
     def describe(self) -> Answer:
         """Versions, the host, and what may disturb here."""
@@ -90,11 +98,19 @@ class _Worker:
             seen = probe()
             seen.require()
         except KagentError as e:
-            return _error(e)
+            return error_answer(e)
         return {"ok": {"canaries": {c.name: c.stopped_by for c in seen.canaries}}}
 
+    def said(self) -> list[str]:
+        """Messages since the last call: of a judge, or of a wait for the device."""
+        lines: list[str] = []
+        with contextlib.suppress(IndexError):
+            while True:
+                lines.append(self._said.popleft())
+        return lines
 
-class JudgeWorker(_Worker):
+
+class JudgeWorker(Worker):
     """A judge's process and its turns on the device; the client is elsewhere.
 
     Args:
@@ -107,7 +123,6 @@ class JudgeWorker(_Worker):
         self._device = device
         self._process: JudgeProcess | None = None
         self._asking = threading.Lock()
-        self._said: deque[str] = deque(maxlen=100)
 
     def open(self, files: Mapping[str, bytes], request: Mapping[str, object]) -> Answer:
         """Start the judge, anew if there is one, and open the device.
@@ -127,7 +142,7 @@ class JudgeWorker(_Worker):
                 asked = {**request, "task": str(task_folder(files))}
                 facts = self._process.ask("open", asked)
             except KagentError as e:
-                return _error(e)
+                return error_answer(e)
         assert isinstance(facts, dict)
         # A GPU has a UUID. A CPU is known by its host.
         facts = {**facts, "unit": facts.get("unit") or platform.node()}
@@ -141,16 +156,8 @@ class JudgeWorker(_Worker):
             try:
                 answer = self._process.ask(verb, request, blobs, self._said.append)
             except KagentError as e:
-                return {**_error(e), "said": self.said()}
+                return {**error_answer(e), "said": self.said()}
         return {"ok": answer, "said": self.said()}
-
-    def said(self) -> list[str]:
-        """Messages of the judge, or of the wait for the device, since the last call."""
-        lines: list[str] = []
-        with contextlib.suppress(IndexError):
-            while True:
-                lines.append(self._said.popleft())
-        return lines
 
     def close(self) -> None:
         """End the judge with all that it started."""
@@ -159,7 +166,7 @@ class JudgeWorker(_Worker):
             process.close()
 
 
-class BuildWorker(_Worker):
+class BuildWorker(Worker):
     """Builds one candidate at a time. It has no key, and no seed of hidden cases."""
 
     def __init__(self, isolation: str) -> None:
@@ -172,14 +179,14 @@ class BuildWorker(_Worker):
         try:
             return {"ok": self._builder.isolation.tier.value}
         except KagentError as e:
-            return _error(e)
+            return error_answer(e)
 
     def build(self, request: Mapping[str, object]) -> Answer:
         """Build a candidate. Its plans are parsed and checked here, and travel as texts."""
         try:
             found = self._builder.build(from_json(BuildRequest, request))
         except KagentError as e:
-            return _error(e)
+            return error_answer(e)
         if not isinstance(found, Built):
             return {"rejected": to_json(found)}
         header, blobs = pack(found)
@@ -191,6 +198,12 @@ class BuildWorker(_Worker):
     def close(self) -> None:
         """End all that it started."""
         self._builder.__exit__(None, None, None)
+
+
+def task_files(task: Task) -> dict[str, bytes]:
+    """Contents of a task's files, by name: all that a node needs of it."""
+    there = (task.folder / name for name in _TASK_FILES)
+    return {path.name: path.read_bytes() for path in there if path.is_file()}
 
 
 def task_folder(files: Mapping[str, bytes]) -> Path:
@@ -212,6 +225,7 @@ def task_folder(files: Mapping[str, bytes]) -> Path:
     return folder
 
 
-def _error(error: KagentError) -> Answer:
+def error_answer(error: KagentError) -> Answer:
+    """An error, as an answer."""
     names = [c.__name__ for c in type(error).__mro__ if c.__name__ in ERRORS]
     return {"error": names[0], "text": str(error)}

@@ -16,8 +16,10 @@ _TRIED = re.compile(r"Tried to allocate ([0-9.]+) (B|bytes|KiB|MiB|GiB)")
 _NO_MEMORY = re.compile(
     r"(CUDA error|\[CUDA\]): out of memory|CUDA_ERROR_OUT_OF_MEMORY"
     r"|CU[A-Z]+_STATUS_\w*ALLOC\w*_FAILED|CUFFT_ALLOC_FAILED"
+    r"|nvmlInit_v2_\(\) INTERNAL ASSERT FAILED"
 )
-"""Texts of errors of the driver's and of CUDA's libraries, which torch raises as others."""
+"""Texts of errors of the driver's and of CUDA's libraries, which torch raises as others. The last
+one is its allocator's: without memory it asks NVML who has it, which a confined process cannot."""
 _UNITS = {"B": 1, "bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 

@@ -18,7 +18,7 @@ from kagent.campaign import running
 from kagent.campaign.file import CampaignFile, plan
 from kagent.campaign.record import Campaign, CampaignRun, Slice
 from kagent.campaign.view import RunRow
-from kagent.cli.campaign import _export
+from kagent.cli.campaign import _export, _export_options
 from kagent.runs.store import read_history
 from kagent.suite.problems import Form, Problem
 from kagent.suite.record import ProblemState, Settings, read_record
@@ -29,6 +29,9 @@ from kagent_sandbox.process.process_tree import kill_tree
 from simulated_evolution import stored_run
 
 pytestmark = pytest.mark.usefixtures("uncompiled", "brief_timing", "warm_processes")
+
+LOCAL = {"jobs": None, "isolation": None, "on": "local"}
+RAY = {"jobs": None, "isolation": "T1", "on": "ray"}
 
 
 @pytest.fixture
@@ -71,22 +74,38 @@ def test_a_winner_that_is_refused_keeps_no_other_one_out(monkeypatch, tmp_path, 
     codes = {"a": 2, "b": 0}
     asked = []
 
-    def export(words, **_):
+    def export(words, *, env, check):
+        assert "KAGENT_DEVICE" not in env  # of another command: it would choose
         name = next(n for n in codes if str(tmp_path / "runs" / n) in words)
-        asked.append(name)
+        asked.append((name, words[-2:]))
         return SimpleNamespace(returncode=codes[name])
 
     monkeypatch.setattr("kagent.suite.results.result_of", lambda _, __, problem: problem)
     monkeypatch.setattr("subprocess.run", export)
-    _export(tmp_path, campaign, tmp_path / "lib")
-    assert asked == ["a", "b"]
+    monkeypatch.setenv("KAGENT_DEVICE", "cpu")
+    _export(tmp_path, campaign, tmp_path / "lib", LOCAL)
+    assert asked == [("a", ["--device", "cpu"]), ("b", ["--device", "cpu"])]
     assert "c: not exported: TIE" in capsys.readouterr().err
     codes["b"] = 2
     with pytest.raises(UserError, match="no winner was exported"):
-        _export(tmp_path, campaign, tmp_path / "lib")
+        _export(tmp_path, campaign, tmp_path / "lib", LOCAL)
     codes["a"] = 5
-    with pytest.raises(UserError, match="a was not exported"):
-        _export(tmp_path, campaign, tmp_path / "lib")
+    with pytest.raises(UserError, match="lib: a: not exported"):
+        _export(tmp_path, campaign, tmp_path / "lib", LOCAL)
+
+
+@pytest.mark.parametrize(
+    ("device", "session", "options"),
+    [
+        ("cuda:1", LOCAL, "--on local --device cuda:1"),
+        ("cuda:1", {**LOCAL, "jobs": 2}, "--jobs 2 --on local --device cuda:1"),
+        ("H100", RAY, "--isolation T1 --on ray --accelerator H100"),
+        ("cuda", RAY, "--isolation T1 --on ray"),
+        ("cpu", RAY, "--isolation T1 --on ray --accelerator cpu"),
+    ],
+)
+def test_a_library_is_made_where_the_campaign_was(device, session, options):
+    assert _export_options(device, session) == options.split()
 
 
 @pytest.mark.slow

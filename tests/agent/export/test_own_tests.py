@@ -5,8 +5,11 @@ import os
 from pathlib import Path
 
 import pytest
+from kagent.config.settings import load_config
 from kagent.export import export as exporting
-from kagent.export import packaging as trying
+from kagent.export import own_tests as trying
+from kagent.export.host import LocalHost
+from kagent.export.packaging import without_tests_of
 from kagent.export.writing import files_of, write_library
 from kagent_sandbox.errors import UserError
 from kagent_sandbox.process.device_lock import CPU, DeviceLock
@@ -15,6 +18,7 @@ from synthetic_library import cpu_library
 
 pytestmark = pytest.mark.usefixtures("shared")
 
+HOST = LocalHost(load_config(), print)
 PACKAGE = "def twice(x):\n    return x + x\n"
 PASSES = "import tiny\n\ndef test_twice():\n    assert tiny.twice(2) == 4\n"
 HEAD = "def test_it():\n"
@@ -33,7 +37,9 @@ def test_they_have_a_turn_on_the_device(monkeypatch):
         return Ran(1, (), "")
 
     monkeypatch.setattr(trying, "run_tests", run)
-    assert trying.own_tests("tiny", {}, gpu=False) == ""
+    assert (
+        trying.failure_of("tiny", trying.run_in_turn("tiny", {}, print, gpu=False, path="")) == ""
+    )
     assert os.getpid() in [process for process, _ in seen]
 
 
@@ -121,19 +127,19 @@ def softmax(x):
 
 def test_those_of_some_operators_can_be_left_out():
     files = files_of(cpu_library("made_kernels"), cubins={})
-    left = trying.without_tests_of(["softmax"], files)
+    left = without_tests_of(["softmax"], files)
     out = set(files) - set(left)
     assert {"tests/test_softmax.py", "tests/tasks/softmax/task.toml"} <= out
     assert all(path.startswith("tests/") and "softmax" in path for path in out)
     assert {"tests/test_cross_entropy.py", "tests/tasks/cross_entropy/task.toml"} <= set(left)
-    assert trying.without_tests_of([], files) == files
+    assert without_tests_of([], files) == files
 
 
 def put(library, folder, disk=None):
     (operator,) = library.operators
     merged = {operator.task: (operator, ["softmax: added"])}
     said = []
-    exporting._write(disk, folder, library.name, merged, {}, said.append, gpu=False)
+    exporting._write(disk, folder, library.name, merged, {}, HOST, said.append, gpu=False)
     return said
 
 

@@ -8,9 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from kagent.config.settings import load_config
 from kagent.export import export as exporting
-from kagent.export import packaging
 from kagent.export.measuring import LibraryTimes, TimedResult
 from kagent.export.single_file import refuse_others, refuse_single_file, single_files
 from kagent.export.views import files_json
@@ -276,24 +274,24 @@ def winner_of(operator, folder):
 def test_files_are_written_once_their_own_tests_pass(tmp_path, monkeypatch):
     operator = operator_with("softmax", "cpp_rows.py")
     (kernel,), (device,) = operator.kernels, operator.devices
-    winner, config = winner_of(operator, tmp_path / "run"), load_config()
+    winner = winner_of(operator, tmp_path / "run")
     faster = Comparison("torch", 1.3, 1.2, 1.4, 1.0, {})
     found = TimedResult(kernel.id, "", kernel.configs, kernel.regions, faster)
     compiled = {kernel.id: kernel.compiled}
     times = LibraryTimes(device, "cpu", {kernel.id: found}, compiled, {})
-    monkeypatch.setattr(exporting, "measure", lambda *_: times)
     tested, said, to = [], [], tmp_path / "out"
     failing = Ran(1, ("test_softmax.py::test_x",), "the log")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(packaging, "run_tests", lambda *a, **k: tested.append((a, k)) or failing)
+    host = SimpleNamespace(
+        measure=lambda wanted, _: [times for _ in wanted],
+        run_tests=lambda *a, **k: tested.append((a, k)) or failing,
+    )
     with pytest.raises(UserError, match=r"nothing was written: .* test_softmax\.py::test_x failed"):
-        exporting.export_files([winner], to, config, said.append)
+        exporting.export_files([winner], to, host, said.append)
     assert not to.exists()
     assert "run: of an earlier version of softmax; judged anew by today's" in said
-    monkeypatch.setattr(
-        packaging, "run_tests", lambda *a, **k: tested.append((a, k)) or Ran(3, (), "")
-    )
-    done = exporting.export_files([winner], to, config, said.append)
+    host.run_tests = lambda *a, **k: tested.append((a, k)) or Ran(3, (), "")
+    done = exporting.export_files([winner], to, host, said.append)
     assert done.files == ("softmax.py", "test_softmax.py")
     assert sorted(p.name for p in to.iterdir()) == ["softmax.py", "test_softmax.py"]
     ((_, files), options) = tested[-1]
@@ -301,6 +299,6 @@ def test_files_are_written_once_their_own_tests_pass(tmp_path, monkeypatch):
     assert options == {"gpu": False, "path": ""}
     assert "cpu_1536x1024" in str(files_json(done))
     with pytest.raises(UserError, match="one kernel of a task"):
-        exporting.export_files([winner, winner], tmp_path / "two", config, said.append)
+        exporting.export_files([winner, winner], tmp_path / "two", host, said.append)
     with pytest.raises(UserError, match="--force overwrites"):
-        exporting.export_files([winner], to, config, said.append)
+        exporting.export_files([winner], to, host, said.append)

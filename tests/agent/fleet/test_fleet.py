@@ -16,9 +16,10 @@ from kagent.evolve.session import kind_here
 from kagent.fleet import ray_cluster
 from kagent.fleet.fleet import LocalFleet, fleet_of
 from kagent.fleet.ray_builders import RayBuilder, read_built, require_same
+from kagent.fleet.ray_calls import LONGER, alive
 from kagent.fleet.ray_cluster import Node, client_address
 from kagent.fleet.ray_fleet import RayFleet, builder_count, judge_cpus
-from kagent.fleet.ray_judge import LONGER, RayLink, alive
+from kagent.fleet.ray_judge import RayLink
 from kagent.fleet.slurm import on_ray, run_continues, write_script
 from kagent.fleet.worker import task_folder
 from kagent_sandbox.data.build import BuildRequest
@@ -27,7 +28,11 @@ from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.errors import ChildDied, MachineError, UserError
 
 
-class Lost(Exception):
+class Failed(Exception):
+    pass
+
+
+class Lost(Failed):
     pass
 
 
@@ -62,7 +67,9 @@ class Actor:
 
 def fake_ray(killed=()):
     return types.SimpleNamespace(
-        exceptions=types.SimpleNamespace(RayActorError=Lost, ActorUnavailableError=Unavailable),
+        exceptions=types.SimpleNamespace(
+            RayActorError=Lost, ActorUnavailableError=Unavailable, RayError=Failed
+        ),
         wait=lambda refs, **_: (list(refs), []),
         get=lambda ref: ref(),
         kill=lambda actor, **_: killed.append(actor),
@@ -149,6 +156,9 @@ def test_a_judge_is_waited_for_and_its_words_are_passed_on():
     with pytest.raises(MachineError, match="no"):
         link.ask("check", {}, [], None)
     with pytest.raises(ChildDied, match="worker was lost: y"):
+        link.ask("check", {}, [], None)
+    worker.answers["ask"] = [Failed("Traceback\nValueError: no")]
+    with pytest.raises(MachineError, match="the judge's worker failed: ValueError: no"):
         link.ask("check", {}, [], None)
 
 

@@ -16,6 +16,7 @@ import pytest
 from doubling_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel
 from evolve_process import command
 from kagent.campaign.record import Campaign
+from kagent.export.reading import read_library
 from kagent.runs.manifest import list_runs
 from kagent.runs.store import read_history
 from kagent.suite.record import ProblemState, read_record
@@ -34,6 +35,7 @@ pytestmark = [
 ]
 
 RAY = Path(sys.executable).with_name("ray")
+WORKERS = ("ray::JudgeWorker", "ray::BuildWorker", "ray::ExportWorker")
 
 
 class Cluster:
@@ -174,7 +176,7 @@ def workers():
     found = {}
     for pid in process_tree.descendants(os.getpid()):
         words = command(pid)
-        for name in ("ray::JudgeWorker", "ray::BuildWorker", "kagent_sandbox.judge.server"):
+        for name in (*WORKERS, "kagent_sandbox.judge.server"):
             if name in words and not process_tree.ended(pid):
                 found[name] = pid
     return found
@@ -242,6 +244,15 @@ def test_a_campaign_survives_its_workers_its_judge_a_node_and_its_command(cluste
     store, history = read_history(folder / "runs" / progress.run)
     assert history.race.winner is not None
     assert set(store.manifest.environment["places"]) == {"judge", "builder 0"}
+    assert_no_worker_is_left()
+
+    words = ["export", folder / "runs" / progress.run, "--to", tmp_path / "lib", "--on", "ray"]
+    words = [sys.executable, "-m", "kagent", *map(str, words), "--allow-slower"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done
+    assert "measuring on" in done.stderr
+    library = read_library(tmp_path / "lib").library
+    assert [o.task for o in library.operators] == ["double"]
     assert_no_worker_is_left()
 
 

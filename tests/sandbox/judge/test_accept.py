@@ -10,7 +10,7 @@ from kagent_sandbox.data.verdict import Passed, Rejected, Status
 from kagent_sandbox.errors import TaskError
 from kagent_sandbox.judge.check import task_checker
 from kagent_sandbox.judge.check.spot_checks import SpotChecks
-from kagent_sandbox.judge.check.spot_reading import SpotReading, worst_errors
+from kagent_sandbox.judge.check.spot_reading import SpotReading, element_errors
 from kagent_sandbox.judge.judge import Judge
 from scripted_clock import ScriptedBackend
 
@@ -118,13 +118,13 @@ def test_a_value_that_came_after_the_clock_had_stopped_is_not_accepted():
     arena = SimpleNamespace(words=lambda size: memory)
     expected = torch.tensor([[0], [1], [0], [0]])
     checks = SpotChecks(torch.arange(4)[:, None], expected, torch.ones(4, 1, dtype=torch.float64))
-    reading = SpotReading(arena, [placement], [[checks]], ["at"])
+    reading = SpotReading(arena, [placement], [[checks]], ["at"], [SimpleNamespace()])
     reading.read()
     assert reading.unequal() == [0]
     memory[3] = 0  # right at last
     reading.accept(0, [memory.clone()], [torch.ones(4, dtype=torch.bool)])
     assert reading.accepted[0].tolist() == [True, True, True, False]
-    assert worst_errors([reading]) == [math.inf]
+    assert [e.tolist() for e in element_errors([reading])] == [[0.0, 0.0, 0.0, math.inf]]
 
 
 def test_the_check_of_the_task_holds_wrong_results_against_the_rule(task, tmp_path):

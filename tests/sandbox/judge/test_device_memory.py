@@ -9,6 +9,7 @@ import torch
 from doubling_task import REFERENCE, TASK
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
+from kagent_sandbox.device.cuda.executor import Executor
 from kagent_sandbox.device.device_memory import MemoryUse, explain
 from kagent_sandbox.device.interface import LaunchFailed
 from kagent_sandbox.device.traits import InputPolicy
@@ -152,6 +153,29 @@ def test_a_candidate_without_memory_is_not_judged_while_others_have_it():
     assert len(calls) == 1
     assert _tried(evaluate, alone=True).status is Status.RESOURCE_LIMIT
     assert len(calls) == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), Status.RESOURCE_LIMIT),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), Status.RESOURCE_LIMIT),
+        (
+            RuntimeError(
+                "NVML_SUCCESS == DriverAPI::get()->nvmlInit_v2_() INTERNAL ASSERT FAILED at "
+                '"/pytorch/c10/cuda/CUDACachingAllocator.cpp":1135, please report a bug to PyTorch.'
+            ),
+            Status.RESOURCE_LIMIT,
+        ),
+        (RuntimeError("size mismatch"), Status.RUNTIME_ERROR),
+    ],
+)
+def test_a_plans_operation_of_torch_without_memory_is_told_from_one_that_fails(error, status):
+    """Where it may not ask NVML who has it, torch's allocator raises an assertion of its own."""
+    executor = SimpleNamespace(clock=SimpleNamespace(sync=lambda _doing: None))
+    found = Executor.explain(executor, error)
+    assert found.status is status
+    assert ("out of memory" in str(found)) == (status is Status.RESOURCE_LIMIT)
 
 
 def test_a_judge_gives_all_back_where_others_work():

@@ -17,6 +17,7 @@ from kagent_sandbox.device.cuda.driver import GpuError
 from kagent_sandbox.device.cuda.kernels import Kernels, failed
 from kagent_sandbox.device.cuda.memory import Transport, bytes_tensor, make_current, open_shared
 from kagent_sandbox.device.cuda.timing import Clock, Graph, Work
+from kagent_sandbox.device.device_memory import lacks_memory
 from kagent_sandbox.device.interface import LaunchFailed
 from kagent_sandbox.device.plan_ops import bind_op, strided_view
 
@@ -185,6 +186,8 @@ class Executor:
         except GpuError as fault:
             return failed(fault)
         text = f"{type(error).__name__}: {error}".partition("\n")[0]
-        if isinstance(error, torch.cuda.OutOfMemoryError):
+        if lacks_memory(error):
+            if not isinstance(error, torch.cuda.OutOfMemoryError):
+                text = f"out of memory: {text}"
             return LaunchFailed(Status.RESOURCE_LIMIT, text, blame="unclear")
         return LaunchFailed(Status.RUNTIME_ERROR, text)

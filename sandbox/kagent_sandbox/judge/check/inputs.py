@@ -63,6 +63,7 @@ class InputSet:
     case: Case
     tensors: dict[str, torch.Tensor]
     scalars: dict[str, object]
+    seed: int | None = field(default=None, repr=False)
     number: int = field(default_factory=itertools.count().__next__)
     known_results: tuple[torch.Tensor, ...] | None = field(default=None, repr=False)
     known_spot_checks: tuple[SpotChecks, ...] | None = field(default=None, repr=False)
@@ -165,7 +166,7 @@ class InputSampler:
     def typical_errors(self, case: Case) -> tuple[numerics.Errors, ...]:
         """Return torch's typical errors on a draw of the case, per result."""
         if case.name not in self._yardsticks:
-            self.torch_errors(self.fresh(case), typical=True)
+            self.usual_errors(self.fresh(case), typical=True)
         return self._yardsticks[case.name]
 
     def release(self, input_set: InputSet) -> None:
@@ -392,27 +393,34 @@ class InputSampler:
             [t if n is None else t[:n] for t, n in zip(each, rows, strict=True)] for each in results
         ]
 
-    def torch_errors(
-        self, input_set: InputSet, *, typical: bool = False
-    ) -> tuple[numerics.Errors, ...]:
+    def torch_errors(self, input_set: InputSet) -> tuple[numerics.Errors, ...]:
         """Return torch's own errors on such inputs, per result: the largest on this draw and on the
         case's first few.
 
         On one draw alone its error is chance where few elements decide, as in a row whose terms
         cancel: an honest kernel that rounds otherwise can err several times as much.
-
-        `typical` accepts the errors on earlier draws of the case: over millions of elements they
-        hardly differ, and eager on gigabytes costs more than the candidate.
         """
-        usual = self.usual_errors(input_set, typical=typical)
-        return usual if typical else _most([usual, self._errors(input_set)])
+        return _most([self.usual_errors(input_set), self._errors(input_set)])
+
+    def errors_there(self, input_set: InputSet) -> tuple[numerics.Errors, ...]:
+        """Return `torch_errors` of a draw that was released, perhaps, or is kept for others. Of
+        what is drawn and computed for that, only the errors stay.
+        """
+        if input_set.known_errors is None:
+            draw = input_set
+            if not draw.tensors and draw.seed is not None:
+                draw = self.fresh(draw.case, draw.seed)
+            kept = draw.known_results
+            input_set.known_errors = self._errors(draw)
+            draw.known_results = kept
+        return self.torch_errors(input_set)
 
     def usual_errors(
         self, input_set: InputSet, *, typical: bool = False
     ) -> tuple[numerics.Errors, ...]:
         """Return torch's largest errors on the first few draws of the case, per result; on this one
-        alone if it is the first and `typical`. They are at most those of `torch_errors`, and known
-        without asking torch again.
+        alone if it is the first and `typical`: eager on gigabytes costs more than the candidate.
+        They are at most those of `torch_errors`, and known without asking torch again.
         """
         name = input_set.case.name
         if name not in self._yardsticks:
@@ -487,7 +495,7 @@ class InputSampler:
             text = f"returns {sorted(map(str, odd))} too: task.toml declares no such tensors"
             raise self._error("inputs", case, text)
         scalars = {a.name: a.given for a in spec.arguments if isinstance(a, ScalarSpec)}
-        return InputSet(case, tensors, scalars)
+        return InputSet(case, tensors, scalars, seed)
 
     def _check_input(self, case: Case, spec: TensorSpec, tensor: object) -> None:
         if not isinstance(tensor, torch.Tensor):

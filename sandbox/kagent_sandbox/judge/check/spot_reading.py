@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kagent_sandbox.data.arguments import ResultSpec
     from kagent_sandbox.device.interface import Arena
     from kagent_sandbox.judge.arena.placement import PlanPlacement
+    from kagent_sandbox.judge.check.inputs import InputSet
 
 LEAST_PER_ROW = 2
 MOST_READ = 256
@@ -32,8 +33,10 @@ class SpotReading:
         placements: Sequence[PlanPlacement],
         spot_checks: Sequence[Sequence[SpotChecks]],
         results: Sequence[ResultSpec],
+        draws: Sequence[InputSet],
     ) -> None:
         """`spot_checks` are those of each placement's draw, result by result."""
+        self.draws = draws
         self._arena = arena
         self._dtypes = [dtype_of(t.dtype) for t in placements[0].plan.outputs]
         sizes = [ITEMSIZE[t.dtype] for t in placements[0].plan.outputs]
@@ -69,6 +72,10 @@ class SpotReading:
             taken[size] = start + spot_checks.expected.numel()
             found.append(self._words[size][start : taken[size]].view(dtype))
         return found
+
+    def counts(self, result: int) -> list[int]:
+        """Places of a result that were read, of each placement."""
+        return [len(p) for p in self._places[result]]
 
     def unequal(self) -> list[int]:
         """Numbers of the placements with a value that is not the reference's."""
@@ -116,12 +123,12 @@ def _cat(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
-def worst_errors(readings: Sequence[SpotReading]) -> list[float]:
-    """Return the largest error of an element of each result, over its magnitude. It is infinite
-    where a NaN or an infinity is not where it should be, and where integers differ. Places that a
-    task's rule accepts have none.
+def element_errors(readings: Sequence[SpotReading]) -> list[torch.Tensor]:
+    """Return the error of each element of each result, over its magnitude, [places]: reading by
+    reading and draw by draw. It is infinite where a NaN or an infinity is not where it should be,
+    and where integers differ. Places that a task's rule accepts have none.
     """
-    worst: list[float] = []
+    found: list[torch.Tensor] = []
     for i, values in enumerate(zip(*(r.values() for r in readings), strict=True)):
         errors = numerics.element_errors(
             torch.cat(values),
@@ -135,5 +142,22 @@ def worst_errors(readings: Sequence[SpotReading]) -> list[float]:
                 for v, a in zip(values, accepted, strict=True)
             ]
             errors = errors.masked_fill(torch.cat(masks), 0.0)
-        worst.append(float(errors.amax()) if errors.numel() else 0.0)
-    return worst
+        found.append(errors)
+    return found
+
+
+def worst_by_draw(
+    readings: Sequence[SpotReading], result: int, errors: torch.Tensor
+) -> list[tuple[float, InputSet]]:
+    """Return the largest error of a result's elements on each draw, the largest first.
+
+    Args:
+        readings: The readings.
+        result: Number of the result.
+        errors: Its errors, as `element_errors` has them.
+    """
+    draws = [(n, d) for r in readings for n, d in zip(r.counts(result), r.draws, strict=True)]
+    parts = torch.split(errors.nan_to_num(nan=torch.inf, posinf=torch.inf), [n for n, _ in draws])
+    worst = [float(p.amax()) if p.numel() else 0.0 for p in parts]
+    pairs = zip(worst, (d for _, d in draws), strict=True)
+    return sorted(pairs, key=lambda pair: -pair[0])

@@ -120,7 +120,9 @@ class TimedBlocks:
             with self.session.clock.part("compare"):
                 spot_checks = [self.checker.sampler.spot_checks(d) for d in input_sets]
                 results = self.checker.task.compared
-                reading = SpotReading(self.session.arena, placements, spot_checks, results)
+                reading = SpotReading(
+                    self.session.arena, placements, spot_checks, results, input_sets
+                )
             if self.traits.judges_clock:
                 self.session.settle()
             us = self.session.sample(placements, self.case.name, observe=reading.read)
