@@ -18,6 +18,7 @@ import shared_servers
 import warm_python
 from bare_python import BarePython
 from caches import with_ceilings
+from sampling import left_out
 from worker_lock import turn
 
 # The same examples every time, but for constants that hypothesis finds in modules that happen to be
@@ -152,6 +153,11 @@ def pytest_collection_modifyitems(config, items):
         long = [i for i in items if known.get(_file(i), 0.0) > FAST_S]
         config.hook.pytest_deselected(items=long)
         items[:] = [i for i in items if i not in set(long)]
+    if not config.getoption("--whole"):
+        out = left_out(items)
+        config.hook.pytest_deselected(items=out)
+        gone = set(out)
+        items[:] = [i for i in items if i not in gone]
     _long_files_first(items)
     if torch := sys.modules.get("torch"):  # every worker has a core
         torch.set_num_threads(1)

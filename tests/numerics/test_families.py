@@ -29,6 +29,7 @@ def gpu_judges():
         yield judges
 
 
+@pytest.mark.sampled(of="member")
 @pytest.mark.parametrize(
     "member", [p for p in with_runs("gpu") if p.values[0].right or p.id.endswith("cuda")]
 )

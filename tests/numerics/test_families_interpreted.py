@@ -18,6 +18,7 @@ def interpreters(shared):
         yield judges
 
 
+@pytest.mark.sampled(of="member")
 @pytest.mark.parametrize("member", with_runs("interpret"))
 def test_in_the_interpreter(member, interpreters):
     expect_verdict(member, interpreters.of(member.task).interpret(member.text))

@@ -18,7 +18,7 @@ from kagent.fleet.fleet import LOCAL
 
 
 class ExportHost(Protocol):
-    """Where kernels are measured, and where the library that is made of them is tried."""
+    """Machine that kernels are measured on, and that the library made of them is tried on."""
 
     @property
     def place(self) -> str:

@@ -224,10 +224,8 @@ def test_a_campaign_that_is_killed_goes_on_on_all_its_devices(cluster, tasks, tm
     assert states == [ProblemState.DONE] * 3
 
 
-def test_a_job_for_a_cluster_is_refused_what_it_could_not_do(tasks, monkeypatch, capsys):
-    """When it is written, not hours later when it starts."""
-    words = ["campaign", "./a", "--lang", "cpp", "--export", "lib"]
-    for on in ("ray", "slurm"):
-        done = run_command(monkeypatch, capsys, *words, "--on", on)
-        assert done.code == 2
-        assert f"--on {on} times elsewhere" in done.err
+def test_a_job_for_a_cluster_makes_the_library_there(tasks, tmp_path, monkeypatch, capsys):
+    words = ["campaign", "./a", "--lang", "cpp", "--export", "lib", "--on", "slurm"]
+    assert run_command(monkeypatch, capsys, *words).code == 0
+    (script,) = tmp_path.glob("*.sbatch")
+    assert "--export lib --on ray" in script.read_text()

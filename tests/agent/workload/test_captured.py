@@ -97,8 +97,16 @@ def test_both_directions_are_replaced_and_give_the_same(model):
     assert {g.split()[0] for g in captured.GRAPHS} == {"training"}
 
 
+@pytest.fixture(scope="module")
+def own_code(tmp_path_factory):
+    """A folder of compiled code that nobody else writes to, who may be killed in the middle."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
+        yield
+
+
 @pytest.mark.parametrize("way", ["module", "in place", "function"])
-def test_the_program_compiles_by_itself(model, way):
+def test_the_program_compiles_by_itself(model, way, own_code):
     model, x = model[:1], torch.randn(4, 8)
     plain = gradients(model, x)
     found, counts = sites(forward, backward)

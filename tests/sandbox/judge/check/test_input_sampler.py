@@ -64,9 +64,9 @@ def test_of_many_elements_one_draw_is_enough(task, monkeypatch):
 
 def test_what_was_found_is_enough_for_timed_results(task, monkeypatch):
     source, case = InputSampler(task, CPU, TRAITS.inputs), task.cases("cpu").check[0]
-    found = source.torch_errors(source.draw(case), typical=True)
+    found = source.usual_errors(source.draw(case), typical=True)
     monkeypatch.setattr(source, "call", None)
-    assert source.torch_errors(source.fresh(case), typical=True) == found
+    assert source.usual_errors(source.fresh(case), typical=True) == found
 
 
 def test_torch_is_asked_about_a_draw_only_where_that_decides(task, monkeypatch):
