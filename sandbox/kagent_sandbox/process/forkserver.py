@@ -33,7 +33,7 @@ from kagent_sandbox.process.channel import Channel, ChannelError
 from kagent_sandbox.process.child_handle import ChildHandle, Exit
 from kagent_sandbox.process.environment import for_confined
 from kagent_sandbox.process.remove_tree import remove_tree
-from kagent_sandbox.process.temporary_space import temporary_space
+from kagent_sandbox.process.temporary_space import require_code, temporary_space
 from kagent_sandbox.runtime.text import printable
 
 __all__ = ["ChildHandle", "Exit", "ForkServer", "Isolation", "printable"]
@@ -115,6 +115,7 @@ class ForkServer:
         Raises:
             ConfinementError: The host does not give the tier that the confinement asks for.
             ChildDied: The process failed to import what it was told to.
+            MachineError: No code can be loaded from its folder.
         """
         with self._lock:
             return self._wait_ready()
@@ -148,6 +149,7 @@ class ForkServer:
         fields["lacking"] = tuple(cast("list[str]", answer["lacking"]))
         isolation = Isolation(**fields)  # type: ignore[arg-type]
         isolation.require(self._confinement)
+        require_code(self._root, isolation.tier)
         self._isolation = isolation
         return isolation
 

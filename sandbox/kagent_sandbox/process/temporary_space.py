@@ -1,4 +1,6 @@
-"""The disk of temporary files, where it is full: the machine's fault, and nobody else's."""
+"""The disk of temporary files, where it is full or runs no code: the machine's fault, and nobody
+else's.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +45,24 @@ def require_room(folder: Path, tier: Tier, most_bytes: int, most_files: int, wha
     files = free_files(folder)
     if files is not None and files < most_files:
         raise no_room(folder, f", but only {files} inodes, and {what} may make {most_files} files")
+
+
+def require_code(folder: Path, tier: Tier) -> None:
+    """Make sure that kernels which a child compiles into its folder can be loaded from there.
+
+    Args:
+        folder: In which children have their folders.
+        tier: Their isolation. From T2 on their folders are disks of their own.
+
+    Raises:
+        MachineError: The disk is mounted `noexec`, as Docker mounts a `--tmpfs` unless told.
+    """
+    if tier < Tier.T2 and os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        raise MachineError(
+            f"{folder.parent}: the disk of temporary files is mounted noexec, and kernels are "
+            "loaded from there: mount it with exec (docker run --tmpfs /tmp:exec,size=4g), or set "
+            "TMPDIR to a folder on another disk"
+        )
 
 
 def free_bytes(folder: Path) -> int:
