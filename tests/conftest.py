@@ -144,20 +144,21 @@ def _file(item):
     return item.path.relative_to(HERE.parent).as_posix()
 
 
+def _leave_out(some, items, config):
+    config.hook.pytest_deselected(items=some)
+    out = set(some)
+    items[:] = [i for i in items if i not in out]
+
+
 def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.get_closest_marker("gpu") and (reason := _gpu_missing()):
             item.add_marker(pytest.mark.skip(reason=reason))
     if config.getoption("--fast"):
         known = durations_s()
-        long = [i for i in items if known.get(_file(i), 0.0) > FAST_S]
-        config.hook.pytest_deselected(items=long)
-        items[:] = [i for i in items if i not in set(long)]
+        _leave_out([i for i in items if known.get(_file(i), 0.0) > FAST_S], items, config)
     if not config.getoption("--whole"):
-        out = left_out(items)
-        config.hook.pytest_deselected(items=out)
-        gone = set(out)
-        items[:] = [i for i in items if i not in gone]
+        _leave_out(left_out(items), items, config)
     _long_files_first(items)
     if torch := sys.modules.get("torch"):  # every worker has a core
         torch.set_num_threads(1)

@@ -337,10 +337,14 @@ def _export_options(device: str, session: Mapping[str, object]) -> list[str]:
     """Options of an export on a campaign's device, for a session with these (None: not given)."""
     from kagent.campaign.file import accelerator_of
 
-    given = {**session, "device" if session["on"] == LOCAL else "accelerator": device}
-    if "accelerator" in given:
-        given["accelerator"] = accelerator_of(device)
-    return [word for n, v in given.items() if v is not None for word in (f"--{n}", str(v))]
+    local = session["on"] == LOCAL
+    place = {"device": device} if local else {"accelerator": accelerator_of(device)}
+    return [
+        word
+        for n, v in {**session, **place}.items()
+        if v is not None
+        for word in (f"--{n}", str(v))
+    ]
 
 
 def _say_resume(sources: Sequence[str], to: Path | None) -> None:

@@ -15,7 +15,6 @@ from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.records import from_json, to_json
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.errors import ChildDied, KagentError, MachineError
-from kagent_sandbox.judge.protocol import ERRORS
 from kagent_sandbox.process.process_tree import kill_all
 from kagent_sandbox.replay.library_tests import Ran
 
@@ -24,7 +23,7 @@ from kagent.config.settings import Config
 from kagent.export.measuring import LibraryEntrant, LibraryTimes, Measurement, Say, measure_all
 from kagent.export.own_tests import run_in_turn
 from kagent.fleet.fleet import fleet_of
-from kagent.fleet.ray_calls import alive, answer_of, end_workers
+from kagent.fleet.ray_calls import alive, answer_of, end_workers, result_of
 from kagent.fleet.ray_cluster import connect, nodes
 from kagent.fleet.ray_fleet import judge_options
 from kagent.fleet.worker import Answer, Worker, error_answer, task_files, task_folder
@@ -145,9 +144,7 @@ class RayHost:
         except ChildDied as e:
             raise ChildDied(f"{e}. Nothing was written: give the command again") from None
         tell(answer.get("said", ()))
-        if "error" in answer:
-            raise ERRORS[answer["error"]](answer["text"])
-        return answer["ok"]
+        return result_of(answer)
 
     def _worker(self, kind: Kind) -> Any:
         """The worker on a node that has such a device.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 from kagent_sandbox.errors import ChildDied, MachineError
+from kagent_sandbox.judge.protocol import ERRORS
 
-Say = Callable[[str], None]
+from kagent.fleet.station import Say
 
 LONGER = "ray status says what is taken; KAGENT_CLUSTER_WAIT=20m waits longer"
 """The remedy where a cluster has no room."""
@@ -126,6 +127,17 @@ def answer_of(
     except ray.exceptions.RayError as e:  # such as an error of Python's in the worker
         raise MachineError(f"{what}'s worker failed: {_last(e)}") from None
     return answer
+
+
+def result_of(answer: Mapping[str, Any]) -> Any:
+    """The result in a worker's answer.
+
+    Raises:
+        KagentError: The error that is there instead.
+    """
+    if "error" in answer:
+        raise ERRORS[answer["error"]](answer["text"])
+    return answer["ok"]
 
 
 def end_workers(ray: ModuleType, workers: Sequence[Any]) -> None:

@@ -19,10 +19,9 @@ from kagent_sandbox.data.task import Task
 from kagent_sandbox.device.table import device_for
 from kagent_sandbox.errors import MachineError, UserError
 from kagent_sandbox.judge.client import JudgeClient
-from kagent_sandbox.judge.protocol import ERRORS
 
 from kagent.fleet.ray_builders import RayBuilder, require_same
-from kagent.fleet.ray_calls import alive, end_workers
+from kagent.fleet.ray_calls import alive, end_workers, result_of
 from kagent.fleet.ray_cluster import ACCELERATOR, ROLE, Node, connect, nodes
 from kagent.fleet.ray_judge import RayLink
 from kagent.fleet.station import Say, Station
@@ -116,7 +115,7 @@ class RayFleet:
                 )
                 for worker in judge_workers
             )
-            tiers = [Tier(_ok(ray.get(b.isolation.remote()))) for b in builders]
+            tiers = [Tier(result_of(ray.get(b.isolation.remote()))) for b in builders]
             builder = RayBuilder(ray, builders, same, say, self._wait_s)
             stack.callback(builder.close)
             yield Station(
@@ -258,12 +257,6 @@ def _canaries(ray: ModuleType, workers: Sequence[Any]) -> Mapping[str, str | Non
     """
     found: dict[str, str | None] = {}
     for answer in ray.get([w.attack.remote() for w in workers]):
-        for name, stopped_by in cast("Any", _ok(answer))["canaries"].items():
+        for name, stopped_by in cast("Any", result_of(answer))["canaries"].items():
             found[name] = None if stopped_by is None else found.get(name, stopped_by)
     return found
-
-
-def _ok(answer: Mapping[str, Any]) -> Any:
-    if "error" in answer:
-        raise ERRORS[answer["error"]](answer["text"])
-    return answer["ok"]

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from kagent_sandbox.judge.protocol import ERRORS
-
-from kagent.fleet.ray_calls import alive, answer_of
-
-Say = Callable[[str], None]
+from kagent.fleet.ray_calls import alive, answer_of, result_of
+from kagent.fleet.station import Say
 
 
 class RayLink:
@@ -58,9 +55,7 @@ class RayLink:
         else:
             answer = self._get(self._actor.ask.remote(verb, request, blobs), on_progress)
         self._tell(answer.get("said", ()), on_progress)
-        if "error" in answer:
-            raise ERRORS[answer["error"]](answer["text"])
-        return answer["ok"]
+        return result_of(answer)
 
     def close(self) -> None:
         """Let go of the judge. Whoever waits for an answer gives up. The worker ends the judge when

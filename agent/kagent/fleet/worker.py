@@ -1,8 +1,7 @@
 """A node's side of a Ray cluster: a worker of Ray's, with one judge or one builder in it.
 
 The classes are plain. `kagent.fleet.ray_fleet` makes actors of them, `kagent.export.ray_host` of
-another one. What crosses is JSON and
-bytes; errors are answers, too.
+another one. What crosses is JSON and bytes; errors are answers, too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """A full disk of temporary files is the machine's fault: never a verdict against a candidate."""
 
 import dataclasses
-import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,33 +13,16 @@ from kagent_sandbox.confine.policy import Tier
 from kagent_sandbox.data.verdict import Rejected
 from kagent_sandbox.errors import MachineError
 from kagent_sandbox.process import temporary_space
+from own_disk import on_own_disk, require_own_disk
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = Path(__file__).parents[1] / "full_disk.py"
-MOUNT = 'mount -t tmpfs -o size=64m none "$TMPDIR" && exec "$@"'
 FULL = "the disk of temporary files is full: "
 
 
-def in_namespace(folder, *words):
-    """A command with a small disk of its own for temporary files."""
-    return subprocess.run(
-        ["unshare", "--user", "--map-root-user", "--mount", "bash", "-c", MOUNT, "bash", *words],
-        env={**os.environ, "TMPDIR": str(folder), "KAGENT_ISOLATION": "T1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-
-
 def test_builder_and_judge_on_a_disk_that_fills_up(tmp_path):
-    try:
-        possible = in_namespace(tmp_path, "true").returncode == 0
-    except FileNotFoundError:
-        possible = False
-    if not possible:
-        pytest.skip("no disk of one's own without privileges here")
-    done = in_namespace(tmp_path, sys.executable, SCRIPT, ROOT / "seeds" / "gelu")
+    require_own_disk(tmp_path)
+    done = on_own_disk("size=64m", tmp_path, sys.executable, SCRIPT, ROOT / "seeds" / "gelu")
     assert done.returncode == 0, done.stderr
     before, known, built, checked, after = done.stdout.splitlines()
     assert (before, known, after) == ("judge: tuple", "builder: Built", "builder: Built")
