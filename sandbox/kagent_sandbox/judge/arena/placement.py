@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kagent_sandbox.judge.arena.layout import Layout
 
 _GAP = 0xFF  # NaN in every floating type, -1 in integers
+_FILLED_AT_ONCE = 16 << 20  # bytes: few copies, and little memory beside what they fill
 _LEAST_GUARD_BYTE, _MOST_GUARD_BYTE = 0x70, 0x7F
 _PATTERN_BYTES = 1 << 16  # of which a band has a part, from anywhere
 
@@ -190,11 +191,19 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _fill(memory: torch.Tensor, stale: torch.Tensor) -> None:
-    """Copy stale values (uint8, 1-D) to memory as often as it takes."""
+    """Copy stale values (uint8, 1-D) to memory as often as it takes.
+
+    Few of them are first repeated in the judge's own memory: the loss of a batch is one number, and
+    the workspace may take gigabytes.
+    """
     size = stale.numel()
     if size == 0:
         memory.fill_(_GAP)
         return
+    times = min(memory.numel(), _FILLED_AT_ONCE) // size
+    if times > 1:
+        stale = stale.repeat(times)
+        size = stale.numel()
     for start in range(0, memory.numel(), size):
         part = memory[start : start + size]
         part.copy_(stale[: part.numel()])
