@@ -3,55 +3,45 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
 import torch
 
-from kagent_sandbox.device.baseline_calls import BaselineCall, forget_compiled, make_call
+from kagent_sandbox.device.baseline_calls import BaselineCall, make_call
 from kagent_sandbox.device.cpu.facts import usable_cores
+
+Alone = Callable[[], contextlib.AbstractContextManager[None]]
+"""Makes a context in which nobody else uses the device. Entering it may take minutes."""
+WAITS = "waits"
+"""Answer of a process that compiles, where it needs the device alone."""
+TIME, GO_ON = "time variants", "go on"
+"""Requests to a process that waits: the device is its own; it is so no more."""
 
 
 class _Compiled(BaseException):
     """Everything is compiled, and would run now."""
 
 
-class _Chooses(BaseException):
-    """The compiler is about to time variants."""
-
-
-def compile_only(call: BaselineCall, device: torch.device) -> bool:
+def compile_only(call: BaselineCall, device: torch.device, alone: Alone) -> None:
     """Have torch's compiler leave behind what a first call of a torch.compile baseline would.
 
-    Inputs are memory that nobody has written, and no kernel runs.
+    Inputs are memory that nobody has written. No kernel runs but variants of products and
+    convolutions, of which the compiler takes the fastest: it times them, `alone`.
 
     Args:
         call: The baseline.
         device: Of its inputs.
-
-    Returns:
-        Whether all that is left behind can be used. Where the compiler times variants while it
-        compiles, as of products and convolutions, its choice is no choice, and only the variants'
-        binaries are to be kept.
+        alone: Is entered whenever variants are timed, and left when they are.
 
     Raises:
         RuntimeError: The compiler compiled nothing.
-        Exception: It cannot be compiled.
+        Exception: It cannot be compiled, or lacks memory for a variant.
     """
-    try:
-        _compile(call, device, chooses=False)
-    except _Chooses:
-        forget_compiled()
-        _compile(call, device, chooses=True)
-        return False
-    return True
-
-
-def _compile(call: BaselineCall, device: torch.device, *, chooses: bool) -> None:
     function = make_call(call, device, drawn=False)
     with contextlib.ExitStack() as stack:
-        for patch in _patches(chooses=chooses):
+        for patch in (*_patches(_Turn(alone)), *fitting_patches()):
             stack.enter_context(patch)
         try:
             function()
@@ -60,8 +50,32 @@ def _compile(call: BaselineCall, device: torch.device, *, chooses: bool) -> None
         raise RuntimeError("the compiler compiled nothing")
 
 
-def _patches(*, chooses: bool) -> Iterator[contextlib.AbstractContextManager[object]]:
-    from torch._inductor import config, select_algorithm
+class _Turn:
+    """Has functions called with the device alone; those that they call have it already."""
+
+    def __init__(self, alone: Alone) -> None:
+        self._alone = alone
+        self._inside = False
+
+    def having(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, called in a turn."""
+
+        def call(*arguments: object, **named: object) -> object:
+            if self._inside:
+                return function(*arguments, **named)
+            with self._alone():
+                self._inside = True
+                try:
+                    return function(*arguments, **named)
+                finally:
+                    self._inside = False
+
+        return call
+
+
+def _patches(turn: _Turn) -> Iterator[contextlib.AbstractContextManager[object]]:
+    from torch._inductor import select_algorithm
+    from torch._inductor.codegen.triton import TritonScheduling
     from torch._inductor.output_code import CompiledFxGraph
     from torch._inductor.runtime.benchmarking import benchmarker
     from torch._inductor.select_algorithm import AlgorithmSelectorCache
@@ -69,28 +83,49 @@ def _patches(*, chooses: bool) -> Iterator[contextlib.AbstractContextManager[obj
     def stop(*_: object, **__: object) -> None:
         raise _Compiled
 
-    def equal(
-        _: object,
-        choices: Sequence[Any],
-        _operation: str,
-        _inputs: str,
-        benchmark: object,
-        *__: object,
-        **___: object,
-    ) -> Mapping[Any, float]:
-        # First it is asked without `benchmark`, for times that are known: none of such variants
-        # would be compiled.
-        return {} if benchmark is None else dict.fromkeys(choices, 1.0)
-
-    def refuse(*_: object, **__: object) -> None:
-        raise _Chooses
-
     yield mock.patch.object(CompiledFxGraph, "__call__", stop)
-    yield mock.patch.object(AlgorithmSelectorCache, "lookup", equal if chooses else refuse)
-    for name in ("benchmark", "benchmark_gpu"):
-        found = {"return_value": 1.0} if chooses else {"side_effect": _Chooses}
-        yield mock.patch.object(type(benchmarker), name, **found)
-    if chooses:  # configurations are part of the compiled code's key, but not of the binaries'
-        yield config.patch(shape_padding=False, benchmark_epilogue_fusion=False)
-        # Twenty variants of a product in float32 take a core minutes. Threads need no processes.
-        yield mock.patch.object(select_algorithm, "get_num_workers", usable_cores)
+    # All variants of one product in one turn.
+    choose = staticmethod(turn.having(AlgorithmSelectorCache.benchmark_in_current_process))
+    yield mock.patch.object(AlgorithmSelectorCache, "benchmark_in_current_process", choose)
+    # A product with what follows it in one kernel: its first run, its configurations, itself.
+    time_fused = turn.having(TritonScheduling.benchmark_codegened_module)
+
+    def compile_and_time(scheduling: object, module: Any, *rest: Any, **named: Any) -> object:
+        with contextlib.suppress(Exception):  # met again, and handled, where it is timed
+            module.triton_.precompile()
+        return time_fused(scheduling, module, *rest, **named)
+
+    yield mock.patch.object(TritonScheduling, "benchmark_codegened_module", compile_and_time)
+    kind = type(benchmarker)
+    for name in ("benchmark", "benchmark_gpu"):  # whoever else times
+        yield mock.patch.object(kind, name, turn.having(getattr(kind, name)))
+    # Twenty variants of a product in float32 take a core minutes. Threads need no processes.
+    yield mock.patch.object(select_algorithm, "get_num_workers", usable_cores)
+
+
+def fitting_patches() -> Iterator[contextlib.AbstractContextManager[object]]:
+    """Patches of torch's compiler that make a lack of memory for one variant an error.
+
+    The compiler takes such a variant for one that does not work and chooses among the others. The
+    memory may be held by others meanwhile, and the variant be the fastest.
+    """
+    from torch._inductor.select_algorithm import AlgorithmSelectorCache
+
+    one, several = AlgorithmSelectorCache.benchmark_choice, AlgorithmSelectorCache.benchmark_choices
+    lacks: list[torch.OutOfMemoryError] = []
+
+    def note(*arguments: Any, **named: Any) -> float:
+        try:
+            return one(*arguments, **named)
+        except torch.OutOfMemoryError as e:
+            lacks.append(e)
+            raise
+
+    def refuse(*arguments: Any, **named: Any) -> dict[Any, float]:
+        times = several(*arguments, **named)
+        if lacks:
+            raise lacks.pop()
+        return times
+
+    yield mock.patch.object(AlgorithmSelectorCache, "benchmark_choice", staticmethod(note))
+    yield mock.patch.object(AlgorithmSelectorCache, "benchmark_choices", staticmethod(refuse))

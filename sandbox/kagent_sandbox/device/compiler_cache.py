@@ -68,16 +68,15 @@ def copy(source: Path, folder: Path) -> None:
             shutil.copytree(source, folder, dirs_exist_ok=True)
 
 
-def pack(folder: Path, *, binaries_alone: bool = False) -> bytes:
-    """Pack a folder's files, or Triton's binaries in it alone.
+def pack(folder: Path) -> bytes:
+    """Pack a folder's files.
 
     The choice of the fastest of several configurations of a kernel is left out: processes that
     compile side by side would not choose as they do alone.
 
     Empty when it is more than may be carried: whoever lacks it compiles by itself.
     """
-    inside = folder / _TRITON if binaries_alone else folder
-    names = [p for p in sorted(inside.rglob("*")) if p.is_file() and p.suffix != _CHOICES]
+    names = [p for p in sorted(folder.rglob("*")) if p.is_file() and p.suffix != _CHOICES]
     if len(names) > MOST_FILES or sum(p.stat().st_size for p in names) > _MOST_PACKED_BYTES:
         return b""
     stream = io.BytesIO()

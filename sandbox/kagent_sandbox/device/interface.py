@@ -14,7 +14,7 @@ therefore exercise the judge that GPUs use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol, Self, TypeAlias
 
 from kagent_sandbox.data.device import Ceilings, DeviceFacts
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kagent_sandbox.device.interference import Watch
     from kagent_sandbox.device.process_snapshot import ProcessSnapshot
     from kagent_sandbox.device.traits import Traits
+    from kagent_sandbox.process.device_lock import Mode
 
 
 Blame: TypeAlias = Literal["kernel", "unclear", "machine"]
@@ -227,15 +228,19 @@ class BaselineSource(Protocol):
 
     def compile_ahead(
         self, calls: Sequence[BaselineCall], call_bytes: int, *, shared: Collection[str]
-    ) -> Collection[str]:
+    ) -> Generator[Mode, None, Collection[str]]:
         """Compile what `open` would for one case after the other, where all of them can be done at
-        once; nothing runs on the device.
+        once. It takes steps: the first beside others that use the device.
 
         Args:
             calls: torch.compile baselines of all cases.
             call_bytes: Device memory that one of them takes.
             shared: Names of cases whose code is for the process that measures baselines, and not
                 for `open`.
+
+        Yields:
+            The turn on the device that the next step needs: alone ("timing"), to find the fastest
+            of several variants of a kernel, or beside others ("work").
 
         Returns:
             Names of cases of which nothing need be asked again.

@@ -180,7 +180,7 @@ class JudgeClient:
 
     def ceilings(self) -> Ceilings:
         """Ceilings of the device: the rates of the plainest kernels. Measured once, then cached."""
-        self._ceilings = from_json(Ceilings, self._steadily("ceilings"))
+        self._ceilings = from_json(Ceilings, self._steadily(partial(self._ask, "ceilings")))
         return self._ceilings
 
     def ceilings_apart(self, one: Ceilings, other: Ceilings) -> float:
@@ -196,19 +196,19 @@ class JudgeClient:
         """A/A test: apparent ratio of a kernel timed against itself. Every judge runs it before it
         times anything.
         """
-        return from_json(Noise, self._steadily("noise"))
+        return from_json(Noise, self._steadily(partial(self._ask, "noise")))
 
     def compile_ahead(self, *, race: bool, cached: bool = True) -> None:
         """Compile what `baselines` will time, beside others that compile or check. Nobody is timed
-        meanwhile: processes on the device, which start and end, would disturb it.
+        meanwhile: processes on the device, which start and end, would disturb it. Where torch's
+        compiler times variants, it has the device alone for as long as that takes.
 
         Args:
             race: Whether a race on hidden cases is to come: its baselines are compiled as well.
             cached: Whether stored times may be returned then; nothing is compiled for these.
         """
-        self._steadily(
-            "ahead", _ahead(visible=True, hidden=race, cached=cached, measures_next=True)
-        )
+        request = _ahead(visible=True, hidden=race, cached=cached, measures_next=True)
+        self._steadily(partial(self._ask_ahead, request))
 
     def baselines(
         self, on_progress: Callable[[str], None] | None = None, *, cached: bool = True
@@ -224,8 +224,8 @@ class JudgeClient:
         """
         from kagent_sandbox.judge.timing.baselines import Baselines
 
-        answer = self._steadily("baselines", {"cached": cached}, on_progress)
-        return from_json(Baselines, answer)
+        ask = partial(self._ask, "baselines", {"cached": cached}, on_progress=on_progress)
+        return from_json(Baselines, self._steadily(ask))
 
     def check(self, built: Built) -> tuple[CaseError, ...] | Rejected:
         """Check a candidate on all visible and hidden check cases.
@@ -352,7 +352,7 @@ class JudgeClient:
     def _race(self, contenders: Sequence[Contender], *, hidden: bool, baselines: bool) -> Race:
         entrants = tuple(self._entrant(c, *(o.built for o in contenders)) for c in contenders)
         if baselines and contenders:  # of visible cases that were timed here, the code is there
-            self._ask("ahead", _ahead(visible=not hidden, hidden=hidden))
+            self._ask_ahead(_ahead(visible=not hidden, hidden=hidden))
         request = to_json(RaceRequest(entrants, hidden, baselines))
         race = from_json(Race, self._ask("race", {"request": request}))
         self._timed = True
@@ -440,20 +440,23 @@ class JudgeClient:
             f"results as before. It may be the machine's fault. The last time {text}",
         )
 
-    def _steadily(
-        self,
-        verb: str,
-        request: Mapping[str, object] | None = None,
-        on_progress: Callable[[str], None] | None = None,
-    ) -> object:
+    def _steadily(self, ask: Callable[[], object]) -> object:
         """The answer to what is not about a candidate; of a new judge if this one dies."""
         self._tell_moved()
         try:
-            return self._ask(verb, request, on_progress=on_progress)
+            return ask()
         except ChildDied:
             self._restart()
             self._tell_moved()
-            return self._ask(verb, request, on_progress=on_progress)
+            return ask()
+
+    def _ask_ahead(self, request: Mapping[str, object]) -> None:
+        """Have baselines compiled, step by step, each in the turn on the device that it needs."""
+        verb: object = "ahead"
+        while verb is not None:
+            answer = cast("dict[str, object]", self._ask(str(verb), request))
+            request, needs = {}, answer["needs"]
+            verb = None if needs is None else f"ahead {needs}"
 
     def _restart(self) -> None:
         """A new judge in the place of one that is gone. It has no candidates yet.

@@ -21,8 +21,12 @@ ERRORS: Mapping[str, type[KagentError]] = {
 USES: Mapping[str, Mode] = {
     **dict.fromkeys(("ceilings", "noise", "baselines", "sweep", "measure", "race"), "timing"),
     **dict.fromkeys(("open", "ahead", "check", "examine", "health"), "work"),
+    "ahead timing": "timing",
+    "ahead work": "work",
 }
 """Requests for which the device is needed, and how."""
+AHEAD = ("ahead", "ahead timing", "ahead work")
+"""Steps of compiling ahead: the first, and further ones."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import contextlib
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -28,6 +28,7 @@ from kagent_sandbox.judge.check.cases import bench_cases
 from kagent_sandbox.judge.judge import Judge
 from kagent_sandbox.judge.packing import Header, unpack
 from kagent_sandbox.judge.protocol import (
+    AHEAD,
     ERRORS,
     USES,
     CheckAnswer,
@@ -54,6 +55,7 @@ from kagent_sandbox.process.temporary_space import require_room
 if TYPE_CHECKING:
     from kagent_sandbox.data.build import Built
     from kagent_sandbox.data.case import Case
+    from kagent_sandbox.process.device_lock import Mode
 
 Json = Mapping[str, object]
 
@@ -70,6 +72,7 @@ class JudgeServer:
         self._index = 0
         self._kept: dict[str, Built] = {}
         self._worker: BaselineWorker | None = None  # started while others compile
+        self._steps: Generator[Mode, None, Collection[str]] | None = None  # of compiling ahead
         self._compiled = set[str]()  # names of the race's hidden cases, of which the code is here
 
     def serve(self) -> None:
@@ -80,6 +83,8 @@ class JudgeServer:
             "ceilings": self._ceilings,
             "noise": self._noise,
             "ahead": self._ahead,
+            "ahead timing": self._step,
+            "ahead work": self._step,
             "baselines": self._baselines,
             "keep": self._keep,
             "drop": self._drop,
@@ -110,6 +115,7 @@ class JudgeServer:
                     self._channel.send(answer if "error" in answer or "ok" in room else room)
         finally:
             self._end_worker()
+            self._end_steps()
             if self._judge is not None:
                 self._judge.close()
 
@@ -157,6 +163,8 @@ class JudgeServer:
 
     def _begin(self, request: Json) -> None:
         """A request begins: others work on the device meanwhile, or they do not."""
+        if request["do"] in USES and request["do"] not in AHEAD:
+            self._end_steps()
         if self._judge is not None and request["do"] in USES:
             self._judge.alone = bool(request.get("alone", True))
             device_memory.begin_request(self._judge.backend.device)
@@ -197,7 +205,7 @@ class JudgeServer:
         return to_json(self.judge.find_noise())
 
     def _ahead(self, request: Json, _: Sequence[bytes]) -> Json:
-        """Compile what torch's baselines need, in processes that run nothing on the device."""
+        """Begin to compile what torch's baselines need; the answer is that of the first step."""
         judge, race_baselines = self.judge, self._race_baselines
         assert race_baselines is not None, "the first request is open"
         visible: Sequence[Case] = ()
@@ -209,8 +217,31 @@ class JudgeServer:
                 self._worker = BaselineWorker.ahead(self._device)
         if request["hidden"]:
             hidden = [c for c in judge.race_cases if c.name not in self._compiled]
-        self._compiled |= set(race_baselines.compile_ahead(hidden, visible))
-        return {}
+        self._end_steps()
+        self._steps = race_baselines.compile_ahead(hidden, visible)
+        return self._step({}, ())
+
+    def _step(self, _request: Json, _: Sequence[bytes]) -> Json:
+        """Take the next step of compiling ahead. The answer is the turn that the one after it
+        needs, None after the last.
+        """
+        if self._steps is None:  # the one before failed
+            return {"needs": None}
+        try:
+            return {"needs": next(self._steps)}
+        except StopIteration as end:
+            self._compiled |= set(end.value)
+            self._steps = None
+            return {"needs": None}
+        except BaseException:
+            self._steps = None
+            raise
+
+    def _end_steps(self) -> None:
+        """End what compiles ahead, if somebody did not wait for it."""
+        if self._steps is not None:
+            self._steps.close()
+            self._steps = None
 
     def _stored(self) -> bool:
         """Whether the visible cases' baselines were measured before, and those times are used."""

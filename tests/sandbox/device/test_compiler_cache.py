@@ -16,6 +16,7 @@ from kagent_sandbox.data.race import COMPILE_MODES
 from kagent_sandbox.data.task import draw_hidden
 from kagent_sandbox.device import compiler_cache
 from kagent_sandbox.device.baseline_calls import BaselineCall, ReadyBaseline
+from kagent_sandbox.device.compile_only import GO_ON, TIME, WAITS
 from kagent_sandbox.device.cpu.facts import usable_cores
 from kagent_sandbox.device.cuda import race_processes as gpu_race
 from kagent_sandbox.device.cuda.race_baselines import GpuRaceBaselines
@@ -147,12 +148,23 @@ def test_torch_loads_what_another_process_compiled_elsewhere(tmp_path):
         shutil.rmtree(folder)
 
 
+def finished(steps):
+    """The result of a generator's steps, and what they yielded."""
+    turns = []
+    while True:
+        try:
+            turns.append(next(steps))
+        except StopIteration as end:
+            return end.value, turns
+
+
 class Process:
     """Compiles a call, unless it is to fail."""
 
     def __init__(self, machine):
         self.machine = machine
         self.pid = None
+        self.did = []
 
     def receive(self, doing, limit_s):
         if self.machine.broken:
@@ -160,6 +172,9 @@ class Process:
         return 1
 
     def send(self, request):
+        self.did.append(request["do"])
+        if request["do"] == GO_ON:
+            return
         (self.name,) = request["calls"]
         assert request["references"][REFERENCE] == Path(REFERENCE).read_text()
 
@@ -175,7 +190,17 @@ class Process:
             self.machine.running -= 1
         if self.name == "fails":
             raise DeviceError("out of memory")
-        return self.name.encode()
+        times = self.did.count(TIME)
+        if times < len(self.name) - len(self.name.rstrip("!")):
+            return WAITS, b""
+        return None, self.name.encode()
+
+    def ask(self, request, *, limit_s):
+        assert request == {"do": TIME}
+        self.did.append(TIME)
+        self.machine.timed.append(self.name)
+        if self.name == "lacks memory!":
+            raise DeviceError("out of memory")
 
     def kill(self):
         self.machine.ended += 1
@@ -187,7 +212,11 @@ class Machine:
         self.expected = expected
         self.all_here = threading.Event()
         self.lock = threading.Lock()
-        self.running = self.most = self.ended = self.servers = 0
+        self.running = self.most = self.ended = self.servers = self.quiet = 0
+        self.timed = []
+
+    def wait_until_quiet(self):
+        self.quiet += 1
 
     def start(self):
         self.servers += 1
@@ -201,7 +230,12 @@ REFERENCE = str(Path(__file__).parents[3] / "seeds/softmax/reference.py")
 
 
 def processes(machine, free_gib):
-    return RaceProcesses(lambda: machine, lambda _: Process(machine), lambda: free_gib * GIB)
+    return RaceProcesses(
+        lambda: machine,
+        lambda _: Process(machine),
+        lambda: free_gib * GIB,
+        machine.wait_until_quiet,
+    )
 
 
 def calls(*names):
@@ -214,8 +248,9 @@ def test_as_many_are_compiled_at_once_as_the_device_has_room_for(monkeypatch, fr
     machine = Machine(expected=most)
     race = processes(machine, free_gib)
     names = [f"n{i}" for i in range(12)]
-    made = race.compile_ahead(calls(*names), 2 * GIB)
+    made, turns = finished(race.compile_ahead(calls(*names), 2 * GIB))
     race.close()
+    assert turns == []
     assert machine.most == most
     assert machine.ended == (12 if most else 0)
     assert made == ([n.encode() for n in names] if most else [b""] * 12)
@@ -226,19 +261,47 @@ def test_a_call_that_fails_is_left_to_the_launcher(monkeypatch):
     monkeypatch.setattr(gpu_race, "usable_cores", lambda: 2)
     machine = Machine()
     race = processes(machine, 99)
-    made = race.compile_ahead(calls("a", "fails", "b"), 0)
+    made, _ = finished(race.compile_ahead(calls("a", "fails", "b"), 0))
     assert made == [b"a", b"", b"b"]
     assert machine.ended == 3
     broken = Machine(broken=True)
-    assert processes(broken, 99).compile_ahead(calls("a", "b"), 0) == [b"", b""]
+    assert finished(processes(broken, 99).compile_ahead(calls("a", "b"), 0)) == ([b"", b""], [])
     assert broken.ended == 2
 
 
 def test_others_keep_half_of_what_is_free():
     machine = Machine()
-    assert processes(machine, 99).compile_ahead(calls("a"), 48 * GIB) == [b""]
+    assert finished(processes(machine, 99).compile_ahead(calls("a"), 48 * GIB))[0] == [b""]
     assert machine.servers == 0
-    assert processes(machine, 99).compile_ahead(calls("a"), 47 * GIB) == [b"a"]
+    assert finished(processes(machine, 99).compile_ahead(calls("a"), 47 * GIB))[0] == [b"a"]
+
+
+def test_variants_are_timed_one_process_after_the_other_when_all_others_wait_or_have_ended(
+    monkeypatch,
+):
+    monkeypatch.setattr(gpu_race, "usable_cores", lambda: 2)
+    machine = Machine()
+    names = ["once!", "twice!!", "lacks memory!", "never", "again!"]
+    steps = processes(machine, 99).compile_ahead(calls(*names), 0)
+    made, turns = finished(steps)
+    assert made == [b"once!", b"twice!!", b"", b"never", b"again!"]
+    assert turns[::2] == ["timing"] * (len(turns) // 2)
+    assert turns[1::2] == ["work"] * (len(turns) // 2)
+    assert sorted(machine.timed) == ["again!", "lacks memory!", "once!", "twice!!", "twice!!"]
+    assert set(machine.timed[:2]) == {"once!", "twice!!"}  # as many as there is room for
+    assert machine.ended == len(names)
+    assert machine.quiet >= len(machine.timed)
+
+
+def test_processes_that_nobody_waits_for_are_ended(monkeypatch):
+    monkeypatch.setattr(gpu_race, "usable_cores", lambda: 2)
+    machine = Machine()
+    steps = processes(machine, 99).compile_ahead(calls("a!", "b!", "c!"), 0)
+    assert next(steps) == "timing"
+    assert machine.ended == 0
+    steps.close()
+    assert machine.ended == 2
+    assert machine.timed == []
 
 
 class Device:
@@ -252,6 +315,7 @@ class Device:
     def compile_ahead(self, calls, need_bytes):
         self.asked = [(c.case["name"], c.name) for c in calls]
         self.need_bytes = need_bytes
+        yield "timing"
         return [b"" if c.name in self.failing else f"{c.name}".encode() for c in calls]
 
     def launcher(self, arena, baselines, compiled):
@@ -271,7 +335,9 @@ def test_all_hidden_cases_are_compiled_before_the_first_is_opened(softmax):
     cases = draw_hidden(softmax, "gpu", "bench", 1)
     device = Device(failing=["compile"])
     race_baselines = RaceBaselines(softmax, GpuRaceBaselines(device), TRAITS.compile_modes)
-    race_baselines.compile_ahead(cases, ())
+    compiled, turns = finished(race_baselines.compile_ahead(cases, ()))
+    assert compiled == {c.name for c in cases}
+    assert turns == ["timing"]
     assert device.asked == [(c.name, mode) for c in cases for mode in COMPILE_MODES]
     assert device.need_bytes >= max(softmax.min_bytes(c) for c in cases)
     race_baselines.open(cases[1], None)
@@ -281,7 +347,7 @@ def test_all_hidden_cases_are_compiled_before_the_first_is_opened(softmax):
     assert device.given[1][0] >= 3
 
 
-def test_of_products_the_binaries_are_compiled_ahead_and_shared(monkeypatch, tmp_path):
+def test_what_is_compiled_for_visible_cases_is_shared(monkeypatch, tmp_path):
     from kagent.tasks import find_task
 
     task = find_task("attention")
@@ -291,7 +357,7 @@ def test_of_products_the_binaries_are_compiled_ahead_and_shared(monkeypatch, tmp
     monkeypatch.setattr(compiler_cache, "unpack", lambda archive, folder: shared.append(archive))
     shared = []
     visible, hidden = task.gpu.bench[:1], draw_hidden(task, "gpu", "bench", 1)[:1]
-    race_baselines.compile_ahead(hidden, visible)
+    finished(race_baselines.compile_ahead(hidden, visible))
     assert device.asked == [(c.name, mode) for c in (*visible, *hidden) for mode in COMPILE_MODES]
     assert shared == [name.encode() for name in COMPILE_MODES]
     race_baselines.open(task.gpu.bench[0], None)
@@ -355,44 +421,69 @@ import torch
 from torch._dynamo.utils import counters
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.device.baseline_calls import BaselineCall, make_call
-from kagent_sandbox.device.compile_only import _patches, compile_only
+from kagent_sandbox.device.compile_only import _patches, _Turn, compile_only
 from kagent_sandbox.judge.timing.baselines import baseline_call
+from torch._inductor import select_algorithm
+from torch._inductor.select_algorithm import AlgorithmSelectorCache
 task = load_task(Path(sys.argv[2]))
 call = baseline_call(task, task.cpu.bench[0], "compile", 1)
+reference = folder / "reference.py"
+folder.mkdir(exist_ok=True)
+reference.write_text(PRODUCT)
+case = dict(name="c", dtype="float32")
+product = BaselineCall("compile max-autotune", str(reference), case, dict(), dict(), 1)
+did = []
+one = AlgorithmSelectorCache.benchmark_choice
+def benchmark_choice(*arguments, **named):
+    did.append("variant")
+    return one(*arguments, **named)
+AlgorithmSelectorCache.benchmark_choice = staticmethod(benchmark_choice)
+@contextlib.contextmanager
+def alone():
+    did.append("alone")
+    yield
+    did.append("others")
 if sys.argv[3] == "only":
-    print("whole:", compile_only(call, torch.device("cpu")))
-    reference = folder / "reference.py"
-    reference.write_text(PRODUCT)
-    case = dict(name="c", dtype="float32")
-    call = BaselineCall("compile max-autotune", str(reference), case, dict(), dict(), 1)
-    print("whole:", compile_only(call, torch.device("cpu")))
-    from torch._inductor import select_algorithm
+    compile_only(call, torch.device("cpu"), alone)
+    assert did == [], did
+    compile_only(product, torch.device("cpu"), alone)
+    assert did[0] == "alone" and did[-1] == "others" and did.count("alone") == did.count("others")
+    assert did.count("variant") >= 2, did
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # as in launchers
     with contextlib.ExitStack() as stack:
-        for patch in _patches(chooses=True):
+        for patch in _patches(_Turn(alone)):
             stack.enter_context(patch)
         print("variants at once:", select_algorithm.get_num_workers(), "of", usable_cores())
         sys.version_info = SimpleNamespace(major=3, minor=12, micro=0)  # torch skips it in 3.11.8
         variant = mock.Mock(**{{"kernel_hash_key.return_value": "a variant"}})
-        select_algorithm.AlgorithmSelectorCache().make_precompile_fn([variant], "mm", "inputs")()
+        AlgorithmSelectorCache().make_precompile_fn([variant], "mm", "inputs")()
         print("compiled before one is chosen:", variant.precompile.call_count)
+elif sys.argv[3] == "lacks":
+    def lack(*_, **__):
+        raise torch.OutOfMemoryError("of this test")
+    AlgorithmSelectorCache.benchmark_choice = staticmethod(lack)
+    try:
+        compile_only(product, torch.device("cpu"), alone)
+    except Exception as e:
+        print("lacks:", "of this test" in str(e))
 else:
-    make_call(call, torch.device("cpu"))()
+    for each in (call, product):
+        make_call(each, torch.device("cpu"))()
+    assert did == [], did
 print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"])
 """
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_what_is_only_compiled_is_found_when_it_runs_but_no_choice_that_nothing_has_timed(tmp_path):
-    """The choice of max-autotune would be found in the compiler's cache as if it had been timed."""
+def test_what_is_only_compiled_is_found_when_it_runs_with_the_choice_that_was_timed(tmp_path):
+    """Of a product, variants are timed with the device alone, and of anything else nothing."""
     folder, found = str(Path(REFERENCE).parent), []
-    for how in ("only", "run"):
-        words = [sys.executable, "-c", COMPILE_ONLY, str(tmp_path / "cache"), folder, how]
+    for how, where in (("only", "cache"), ("run", "cache"), ("lacks", "another")):
+        words = [sys.executable, "-c", COMPILE_ONLY, str(tmp_path / where), folder, how]
         done = subprocess.run(words, capture_output=True, text=True, check=False, env=os.environ)
         assert done.returncode == 0, done.stderr
         found.append(done.stdout.splitlines())
     cores = usable_cores()
-    whole = ["whole: True", "whole: False"]  # of the product, variants would be timed
     variants = [f"variants at once: {cores} of {cores}", "compiled before one is chosen: 1"]
-    assert found == [[*whole, *variants, "0 3"], ["1 0"]]
+    assert found == [[*variants, "0 2"], ["2 0"], ["lacks: True", "0 1"]]

@@ -13,7 +13,7 @@ from kagent_sandbox.data.task import draw_hidden, load_task
 from kagent_sandbox.errors import ChildDied, JudgeMoved, MachineError
 from kagent_sandbox.judge.check.cases import bench_cases
 from kagent_sandbox.judge.client import Contender, JudgeClient, _ahead
-from kagent_sandbox.judge.protocol import USES
+from kagent_sandbox.judge.protocol import AHEAD, USES
 from kagent_sandbox.judge.server import JudgeServer
 from kagent_sandbox.judge.timing.baselines import BaselineWorker
 from kagent_sandbox.judge.timing.noise import Noise
@@ -148,7 +148,11 @@ def test_what_torch_times_in_a_race_is_compiled_before_it(hidden, baselines):
     class Recording(MadeLink):
         def ask(self, verb, request, blobs, on_progress):
             asked.append((verb, request))
+            if verb.startswith("ahead"):
+                return {"needs": next(needs)}
             return super().ask(verb, request, blobs, on_progress) if verb in self.answers else {}
+
+    needs = iter(["timing", "work", "timing", "work", None])
 
     link = Recording(FACTS, CEILINGS, dies=False)
     judge = JudgeClient(SOFTMAX, "cpu", 1, connect=lambda: link)
@@ -156,6 +160,8 @@ def test_what_torch_times_in_a_race_is_compiled_before_it(hidden, baselines):
     judge.race([Contender("1", candidate, {})], hidden=hidden, baselines=baselines)
     ahead = [(r["visible"], r["hidden"], r["cached"]) for verb, r in asked if verb == "ahead"]
     assert ahead == ([(not hidden, hidden, True)] if baselines else [])
+    steps = [verb for verb, _ in asked if verb in AHEAD]
+    assert steps == (["ahead", *["ahead timing", "ahead work"] * 2] if baselines else [])
     assert asked[-1][0] == "race"
 
 
@@ -167,6 +173,7 @@ def test_hidden_cases_are_compiled_with_the_visible_ones_and_once(monkeypatch):
 
     def compile_ahead(hidden, visible):
         asked.append((list(hidden), list(visible)))
+        yield from ()
         return {c.name for c in hidden[: len(asked)]}  # at first there is memory for one of them
 
     server._race_baselines = SimpleNamespace(compile_ahead=compile_ahead)
@@ -189,4 +196,32 @@ def test_hidden_cases_are_compiled_with_the_visible_ones_and_once(monkeypatch):
 
 
 def test_processes_that_compile_ahead_start_and_end_while_nobody_is_timed():
-    assert USES["ahead"] == "work"
+    assert [USES[verb] for verb in AHEAD] == ["work", "timing", "work"]
+
+
+def test_compiling_ahead_takes_its_steps_in_turns_of_their_own():
+    """Else whoever compiles a product would hold the device for a minute, to use it for seconds."""
+    ended = []
+
+    def compile_ahead(hidden, visible):
+        try:
+            yield "timing"
+            yield "work"
+        finally:
+            ended.append(True)
+        return ["a hidden case"]
+
+    server = JudgeServer(None)
+    backend = SimpleNamespace(device=SimpleNamespace(type="cpu"))
+    server._judge = SimpleNamespace(race_cases=[], backend=backend, alone=True)
+    server._race_baselines = SimpleNamespace(compile_ahead=compile_ahead)
+    begin = _ahead(visible=False, hidden=True)
+    needs = [server._ahead(begin, ()), server._step({}, ()), server._step({}, ())]
+    assert needs == [{"needs": "timing"}, {"needs": "work"}, {"needs": None}]
+    assert server._compiled == {"a hidden case"}
+    assert server._step({}, ()) == {"needs": None}
+    server._ahead(begin, ())
+    server._begin({"do": "ahead timing"})
+    assert len(ended) == 1
+    server._begin({"do": "race"})  # nobody waited for it
+    assert len(ended) == 2

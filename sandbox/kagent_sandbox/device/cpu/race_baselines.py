@@ -15,10 +15,11 @@ from kagent_sandbox.device.device_memory import lacks_memory
 from kagent_sandbox.device.interface import LEAST_US
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Generator, Mapping, Sequence
 
     from kagent_sandbox.device.baseline_calls import BaselineCall
     from kagent_sandbox.device.interface import Arena, Launcher
+    from kagent_sandbox.process.device_lock import Mode
 
 
 class CpuRaceBaselines:
@@ -29,9 +30,10 @@ class CpuRaceBaselines:
 
     def compile_ahead(
         self, calls: Sequence[BaselineCall], call_bytes: int, *, shared: Collection[str]
-    ) -> Collection[str]:
+    ) -> Generator[Mode, None, Collection[str]]:
         """See `BaselineSource`: they are compiled where they run, which is in this process."""
         del call_bytes, shared
+        yield from ()
         return {str(call.case["name"]) for call in calls}
 
     def open(self, calls: Sequence[BaselineCall], arena: Arena) -> OpenedInJudge:

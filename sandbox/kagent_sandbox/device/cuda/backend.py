@@ -6,7 +6,7 @@ Launcher processes are made ahead (`launcher_pool`); nothing is timed while that
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Self, cast
 
 import torch
@@ -30,6 +30,7 @@ from kagent_sandbox.device.cuda.traits import TIMING_VERSION, TRAITS
 from kagent_sandbox.device.interface import Arena, larger
 from kagent_sandbox.device.interference import Unwatched, Watch
 from kagent_sandbox.errors import DeviceError
+from kagent_sandbox.process.device_lock import Mode
 from kagent_sandbox.process.forkserver import ForkServer, Isolation
 
 _OPEN_LIMIT_S = 60.0
@@ -118,6 +119,7 @@ class GpuBackend:
             lambda: _server((*_PRELOAD, *_COMPILER), _COMPILER_ENV),
             self._connect,
             self._free_bytes,
+            self.wait_until_idle,
         )
         self._spares = LauncherPool(
             functools.partial(self._connect, self._server),
@@ -228,7 +230,9 @@ class GpuBackend:
         found = cast("Mapping[str, object]", outcome)
         return {key: from_json(ReadyBaseline, each) for key, each in found.items()}
 
-    def compile_ahead(self, calls: Sequence[BaselineCall], need_bytes: int) -> list[bytes]:
+    def compile_ahead(
+        self, calls: Sequence[BaselineCall], need_bytes: int
+    ) -> Generator[Mode, None, list[bytes]]:
         """See `RaceProcesses`; to be given to `launcher`."""
         return self._race.compile_ahead(calls, need_bytes)
 

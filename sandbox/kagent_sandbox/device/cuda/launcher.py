@@ -63,10 +63,10 @@ class Connection:
         """The answer to the request sent last; see `ask`."""
         return self._receive(doing, limit_s, REPLY_BYTES)[0]
 
-    def receive_blob(self, doing: str, limit_s: float, max_bytes: int) -> bytes:
-        """The answer to the request sent last, where that is one blob; see `ask`."""
-        _, blobs = self._receive(doing, limit_s, max_bytes)
-        return blobs[0] if blobs else b""
+    def receive_blob(self, doing: str, limit_s: float, max_bytes: int) -> tuple[object, bytes]:
+        """The answer to the request sent last, which may come with a blob; see `ask`."""
+        said, blobs = self._receive(doing, limit_s, max_bytes)
+        return said, blobs[0] if blobs else b""
 
     def _receive(
         self, doing: str, limit_s: float, max_bytes: int

@@ -13,11 +13,12 @@ from kagent_sandbox.device.baseline_calls import ReadyBaseline
 from kagent_sandbox.device.interface import SAMPLE_LIMIT_S, BaselineFailed, LaunchFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 
     from kagent_sandbox.device.baseline_calls import BaselineCall
     from kagent_sandbox.device.cuda.launcher import GpuLauncher
     from kagent_sandbox.device.interface import Arena, Launcher
+    from kagent_sandbox.process.device_lock import Mode
 
 MOST_LOSSES = 2
 """Times that a baseline which was made ready may fail in a case before the race does without it."""
@@ -29,8 +30,10 @@ class RaceHost(Protocol):
     def prefetch_race(self) -> None:
         """Begin to import torch's compiler."""
 
-    def compile_ahead(self, calls: Sequence[BaselineCall], need_bytes: int) -> list[bytes]:
-        """Compile calls and return what torch's compiler kept of each."""
+    def compile_ahead(
+        self, calls: Sequence[BaselineCall], need_bytes: int
+    ) -> Generator[Mode, None, list[bytes]]:
+        """Compile calls and return what torch's compiler kept of each; see `BaselineSource`."""
 
     def launcher(
         self, arena: Arena, baselines: Mapping[str, BaselineCall], compiled: Sequence[bytes]
@@ -53,11 +56,9 @@ class GpuRaceBaselines:
 
     def compile_ahead(
         self, calls: Sequence[BaselineCall], call_bytes: int, *, shared: Collection[str]
-    ) -> Collection[str]:
-        """See `BaselineSource`. What is kept is code; which of several kernels is the fastest is
-        decided when the race's launcher is alone with the device.
-        """
-        made = self.backend.compile_ahead(calls, call_bytes)
+    ) -> Generator[Mode, None, Collection[str]]:
+        """See `BaselineSource`."""
+        made = yield from self.backend.compile_ahead(calls, call_bytes)
         for case in map(_case, calls):
             self._compiled.pop(case, None)
         for call, archive in zip(calls, made, strict=True):

@@ -6,6 +6,7 @@ run, it may have written anything into this process's pinned memory.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -19,7 +20,13 @@ from kagent_sandbox.data.records import from_json, to_json
 from kagent_sandbox.data.verdict import Status
 from kagent_sandbox.device import compiler_cache, device_memory
 from kagent_sandbox.device.baseline_calls import BaselineCall, ReadyBaseline, make_call
-from kagent_sandbox.device.compile_only import compile_only
+from kagent_sandbox.device.compile_only import (
+    GO_ON,
+    TIME,
+    WAITS,
+    compile_only,
+    fitting_patches,
+)
 from kagent_sandbox.device.cuda import ceilings as gpu_ceilings
 from kagent_sandbox.device.cuda.baselines import ready
 from kagent_sandbox.device.cuda.executor import Executor
@@ -106,15 +113,34 @@ class _Server:
         executor.kernels.add(dict(zip(request["hashes"], message.blobs, strict=True)))
 
     def _compile(self, request: Mapping[str, Any]) -> bytes:
-        """Compile baselines, for what the compiler leaves behind. Nothing runs on the device, where
-        others compile and check meanwhile.
+        """Compile baselines, for what the compiler leaves behind. Others compile and check on the
+        device meanwhile, but for the turns that are asked for.
         """
         folder = self._context.tmp / "inductor"
         compiler_cache.use(folder)
         assert self._executor is not None
         device = self._executor.clock.device
-        whole = [compile_only(call, device) for _, call in self._calls(request)]
-        return compiler_cache.pack(folder, binaries_alone=not all(whole))
+        for _, call in self._calls(request):
+            compile_only(call, device, self._alone)
+        return compiler_cache.pack(folder)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Have the device alone. An error inside is the answer to `TIME`."""
+        self._context.channel.send({"ok": WAITS})
+        self._expect(TIME)
+        try:
+            yield
+        finally:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()  # others need the memory in their turns
+        self._context.channel.send({"ok": None})
+        self._expect(GO_ON)
+
+    def _expect(self, do: str) -> None:
+        request = self._context.channel.recv(None).obj
+        if not isinstance(request, dict) or request.get("do") != do:
+            raise RuntimeError(f"expected the request to {do}, got {request!r}")
 
     def _baselines(
         self, request: Mapping[str, Any], message: Message, executor: Executor
@@ -131,9 +157,12 @@ class _Server:
         for key, call in self._calls(request):
             had_bytes = device_memory.begin_request(executor.clock.device)
             try:
-                with torch.cuda.stream(executor.clock.stream):
-                    function = make_call(call, executor.clock.device)
-                baseline = ready(function, executor.clock)
+                with contextlib.ExitStack() as stack:
+                    for patch in fitting_patches():
+                        stack.enter_context(patch)
+                    with torch.cuda.stream(executor.clock.stream):
+                        function = make_call(call, executor.clock.device)
+                    baseline = ready(function, executor.clock)
             except Exception as e:  # noqa: BLE001 - a baseline that fails is recorded as such
                 full = device_memory.shared_lack(e, executor.clock.device, had_bytes)
                 reason = f"{type(e).__name__}: {e}".partition("\n")[0]

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Self
 from kagent_sandbox.judge.timing.baselines import baseline_call, baseline_names
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Generator, Sequence
 
     from kagent_sandbox.data.case import Case
     from kagent_sandbox.data.task import Task
     from kagent_sandbox.device.baseline_calls import BaselineCall
     from kagent_sandbox.device.interface import Arena, Backend, BaselineSource, OpenBaselines
+    from kagent_sandbox.process.device_lock import Mode
 
 
 @dataclass(frozen=True)
@@ -36,21 +37,25 @@ class RaceBaselines:
         """Begin, without waiting, what `open` will need: a race is going to come."""
         self.source.prefetch()
 
-    def compile_ahead(self, hidden: Sequence[Case], visible: Sequence[Case]) -> Collection[str]:
+    def compile_ahead(
+        self, hidden: Sequence[Case], visible: Sequence[Case]
+    ) -> Generator[Mode, None, Collection[str]]:
         """Compile for all cases at once what `open` would for one after the other, where the device
-        can. Nobody is timed on it meanwhile. See `BaselineSource`.
+        can, in steps. See `BaselineSource`.
 
         What is compiled for the visible cases is for the process that measures baselines, too.
 
-        Of products and convolutions, only the binaries of all variants are kept: the compiler times
-        variants while it compiles, and that is done by whoever is alone with the device.
+        Of products and convolutions, the compiler times variants while it compiles. The steps in
+        which it does so have the device alone, and hold it no longer: all that is done in Python
+        and by compilers is done beside others.
         """
         cases = [*visible, *hidden]
         if not cases:
             return ()
         calls = [self._call(c, m) for c in cases for m in self.modes]
         most_bytes = max(self.task.min_bytes(c) for c in cases)
-        return self.source.compile_ahead(calls, int(most_bytes), shared={c.name for c in visible})
+        shared = {c.name for c in visible}
+        return (yield from self.source.compile_ahead(calls, int(most_bytes), shared=shared))
 
     def open(self, case: Case, arena: Arena) -> OpenBaselines:
         """Compile and warm up all baselines of a case; those that fail are left out."""

@@ -247,7 +247,7 @@ def test_the_judge_s_clock_is_never_below_what_was_executed(slow_at):
 def test_a_blob_is_taken_up_to_its_limit():
     connection = Connection(Peer({"compile": ({"ok": None}, [b"archive"])}))
     connection.send({"do": "compile"})
-    assert connection.receive_blob("compile", 5.0, 1 << 10) == b"archive"
+    assert connection.receive_blob("compile", 5.0, 1 << 10) == (None, b"archive")
     connection.send({"do": "compile"})
     with pytest.raises(DeviceError, match="limit is 12"):
         connection.receive_blob("compile", 5.0, 12)

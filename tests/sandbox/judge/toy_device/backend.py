@@ -110,6 +110,7 @@ class ToyBaselines:
 
     def compile_ahead(self, calls, call_bytes, *, shared):
         assert not calls, "it has no compile modes"
+        yield from ()
         return ()
 
     def open(self, calls, arena):
