@@ -23,6 +23,9 @@ _MOST_PACKED_BYTES = 64 << 20  # of one archive: several travel in a message
 _CHOICES = ".best_config"
 _GROUP = "__grp__"
 _TRITON = "triton"  # folder
+_STAGES = (".source", ".ttir", ".ttgir", ".llir", ".ptx")
+"""Texts that Triton keeps beside a binary. Whoever loads the binary does without, and those of a
+product's variants in float32 are larger than all that may be carried."""
 _ROOT = b"@kagent-compiler-cache@"  # Triton's lists of files hold absolute paths
 
 
@@ -32,10 +35,13 @@ def use(folder: Path) -> None:
     But for choices among configurations: Inductor stores with a compiled kernel that they are kept,
     and under which name of a file; whoever loads it elsewhere would write to a folder that is not
     its own, and fail.
+
+    And without Triton's files in Inductor's: they are in their own folder, as binaries alone.
     """
     from torch._inductor import config
 
     config.autotune_local_cache = False
+    config.bundle_triton_into_fx_graph_cache = False
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
     os.environ["TRITON_CACHE_DIR"] = str(folder / _TRITON)
 
@@ -69,14 +75,15 @@ def copy(source: Path, folder: Path) -> None:
 
 
 def pack(folder: Path) -> bytes:
-    """Pack a folder's files.
+    """Pack a folder's files, of kernels the binaries alone.
 
     The choice of the fastest of several configurations of a kernel is left out: processes that
     compile side by side would not choose as they do alone.
 
     Empty when it is more than may be carried: whoever lacks it compiles by itself.
     """
-    names = [p for p in sorted(folder.rglob("*")) if p.is_file() and p.suffix != _CHOICES]
+    left = {_CHOICES, *_STAGES}
+    names = [p for p in sorted(folder.rglob("*")) if p.is_file() and p.suffix not in left]
     if len(names) > MOST_FILES or sum(p.stat().st_size for p in names) > _MOST_PACKED_BYTES:
         return b""
     stream = io.BytesIO()

@@ -45,7 +45,8 @@ def test_a_kernel_is_found_by_triton_in_the_folder_that_it_was_carried_to(tmp_pa
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(here)
     made = cache.FileCacheManager("abc")
     binary = made.put(b"\x7fELF", "k.cubin")
-    made.put_group("k.json", {"k.cubin": binary})
+    text = made.put(b"// a text of megabytes", "k.ptx")
+    made.put_group("k.json", {"k.cubin": binary, "k.ptx": text})
     assert carried(here, there) == ["triton/abc/__grp__k.json", "triton/abc/k.cubin"]
     compiler_cache.use(there)
     group = cache.FileCacheManager("abc").get_group("k.json")
@@ -98,9 +99,11 @@ def test_no_choice_is_kept_that_would_be_written_where_it_was_made(tmp_path, mon
 
     for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
         monkeypatch.setenv(name, "")
-    with config.patch(autotune_local_cache=True):  # monkeypatch would take the setting away
+    before = {"autotune_local_cache": True, "bundle_triton_into_fx_graph_cache": True}
+    with config.patch(before):  # monkeypatch would take the settings away
         compiler_cache.use(tmp_path)
         kept = config.autotune_local_cache
+        assert not config.bundle_triton_into_fx_graph_cache
     stored = {"autotune_local_cache": kept, "backend_hash": "0"}
     assert AutotuneCache.create(stored, "/of/another/user/kernel.py", "0") is None
 

@@ -17,7 +17,7 @@ from kagent_sandbox.judge.arena.placement import PlanPlacement, bit_view
 from kagent_sandbox.judge.arena.session import CandidateRejected
 from kagent_sandbox.judge.check import numerics
 from kagent_sandbox.judge.check.inputs import NotAcceptable
-from kagent_sandbox.judge.check.spot_reading import element_errors, worst_by_draw
+from kagent_sandbox.judge.check.spot_reading import differing, element_errors, worst_by_draw
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -299,18 +299,21 @@ class Checker:
             CandidateRejected: An element errs by more than its result may. The message does not
                 name the element, since its draw will be used again.
         """
+        dtypes = [dtype_of(spec.dtype) for spec in build_case(self.task, case).compared]
         yardsticks = self.sampler.typical_errors(case)
-        for i, (result, spec, errors, yardstick) in enumerate(
-            zip(
-                self.task.compared,
-                build_case(self.task, case).compared,
-                element_errors(readings),
-                yardsticks,
-                strict=True,
-            )
+        limits = [
+            numerics.allowed(yardstick, result, dtype).element
+            for yardstick, result, dtype in zip(yardsticks, self.task.compared, dtypes, strict=True)
+        ]
+        found = element_errors(readings)
+        if self.sampler.spots_are_torchs:
+            for reading, number in differing(readings, found, limits):
+                draw, places = reading.draws[number], reading.places(number)
+                reading.hold_against(number, self.sampler.exact_spot_checks(draw, places))
+            found = element_errors(readings)
+        for i, (result, dtype, errors, limit) in enumerate(
+            zip(self.task.compared, dtypes, found, limits, strict=True)
         ):
-            dtype = dtype_of(spec.dtype)
-            limit = numerics.allowed(yardstick, result, dtype).element
             if not errors.numel() or float(errors.amax()) <= limit:
                 continue
             most = numerics.most_allowed(result, dtype).element

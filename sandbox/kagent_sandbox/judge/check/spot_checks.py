@@ -1,4 +1,5 @@
-"""Spot checks of every timed execution: a few secret places of each result against the reference.
+"""Spot checks of every timed execution: a few secret places of each result against the reference,
+or against torch's own results where the reference has no single rows (`InputSampler.spot_checks`).
 
 A place is one element. Only the judge knows the places of a draw. On a CPU they are read before a
 sample's clock stops, so the verified work is the timed work. A kernel that leaves out one element
@@ -24,7 +25,8 @@ class SpotChecks:
 
     Attributes:
         index: Flat numbers of the elements, [rows, per row], int64.
-        expected: The reference's values there, [rows, per row], float64, or whole numbers or flags.
+        expected: The reference's values there, or torch's, [rows, per row], float64, or whole
+            numbers or flags.
         magnitude: Magnitudes that errors are relative to: the element's plus its row's mean.
             [rows, per row], float64.
     """
@@ -76,15 +78,45 @@ def choose_spot_checks(
             are among these.
     """
     count, width = reference.shape
-    exact = reference if not reference.dtype.is_floating_point else reference.double()
-    reference = reference.double()
     at = torch.randint(width, (count, min(PER_ROW, width)), device=rows.device)
     if changed is not None:
         for i, written in enumerate(changed):
             if len(places := written.nonzero().flatten()):
                 at[i] = places[torch.randint(len(places), at[i].shape, device=rows.device)]
+    row = torch.arange(count, device=rows.device)[:, None].expand_as(at)
+    return _spot_checks(rows[:, None] * width + at, row, at, reference, dtype, typical)
+
+
+def spot_checks_at(
+    index: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype, typical: float
+) -> SpotChecks:
+    """Spot checks of given elements.
+
+    Args:
+        index: Their flat numbers, [n] int64.
+        reference: The reference's whole result, [rows, width], float64 or float32.
+        dtype: Of the result.
+        typical: See `choose_spot_checks`.
+    """
+    width = reference.shape[1]
+    rows, row = torch.unique(index // width, return_inverse=True)
+    return _spot_checks(index, row, index % width, reference[rows], dtype, typical)
+
+
+def _spot_checks(
+    index: torch.Tensor,
+    row: torch.Tensor,
+    at: torch.Tensor,
+    reference: torch.Tensor,
+    dtype: torch.dtype,
+    typical: float,
+) -> SpotChecks:
+    """Spot checks of elements by the row of `reference` that each is in, and its place there."""
+    expected = reference[row, at]  # whole numbers may be too large for float64
+    if expected.dtype.is_floating_point:
+        expected = expected.double()
+    reference = reference.double()
     least = numerics.least_magnitude(numerics.epsilon(dtype), typical, reference, dtype)
     finite = torch.nan_to_num(reference, nan=0.0, posinf=0.0, neginf=0.0).abs_()
-    expected = exact.gather(1, at)  # whole numbers may be too large for float64
-    magnitude = finite.gather(1, at).add_(finite.mean(1, keepdim=True).clamp_min_(least))
-    return SpotChecks(rows[:, None] * width + at, expected, magnitude)
+    magnitude = finite[row, at].add_(finite.mean(1).clamp_min_(least)[row])
+    return SpotChecks(index, expected, magnitude)

@@ -77,6 +77,25 @@ class SpotReading:
         """Places of a result that were read, of each placement."""
         return [len(p) for p in self._places[result]]
 
+    def places(self, number: int) -> list[torch.Tensor]:
+        """Flat numbers of the elements that were read of one placement, of each result, [n]."""
+        return [places[number] for places in self._places]
+
+    def hold_against(self, number: int, exact: Sequence[SpotChecks]) -> None:
+        """Take the reference's values for what was read of one placement.
+
+        Args:
+            number: Of the placement.
+            exact: Spot checks of its `places`, result by result.
+        """
+        for i, found in enumerate(exact):
+            start = sum(self.counts(i)[:number])
+            part = slice(start, start + len(found.index))
+            expected = self.spot_checks[i].expected.to(found.expected.dtype, copy=True)
+            magnitude = self.spot_checks[i].magnitude.clone()
+            expected[part], magnitude[part] = found.expected, found.magnitude
+            self.spot_checks[i] = SpotChecks(self.spot_checks[i].index, expected, magnitude)
+
     def unequal(self) -> list[int]:
         """Numbers of the placements with a value that is not the reference's."""
         found: set[int] = set()
@@ -144,6 +163,29 @@ def element_errors(readings: Sequence[SpotReading]) -> list[torch.Tensor]:
             errors = errors.masked_fill(torch.cat(masks), 0.0)
         found.append(errors)
     return found
+
+
+def differing(
+    readings: Sequence[SpotReading], errors: Sequence[torch.Tensor], limits: Sequence[float]
+) -> list[tuple[SpotReading, int]]:
+    """Return the readings, each with the number of a placement, of which an element of any result
+    differs by more than that result's limit.
+
+    Args:
+        readings: The readings.
+        errors: As `element_errors` has them.
+        limits: Of each result.
+    """
+    over = [~(e <= limit) for e, limit in zip(errors, limits, strict=True)]  # NaN is over
+    if not any(bool(o.any()) for o in over):
+        return []
+    draws = [(r, n) for r in readings for n in range(len(r.draws))]
+    parts = [torch.split(o, [r.counts(i)[n] for r, n in draws]) for i, o in enumerate(over)]
+    return [
+        draw
+        for draw, own in zip(draws, zip(*parts, strict=True), strict=True)
+        if any(bool(part.any()) for part in own)
+    ]
 
 
 def worst_by_draw(

@@ -12,6 +12,7 @@ from kagent_sandbox.device.traits import InputPolicy
 from kagent_sandbox.judge.arena.session import CandidateRejected
 from kagent_sandbox.judge.check.checker import Checker
 from kagent_sandbox.judge.check.inputs import InputSampler
+from kagent_sandbox.judge.check.spot_checks import choose_spot_checks, spot_checks_at
 from kagent_sandbox.judge.check.spot_reading import SpotReading, element_errors, worst_by_draw
 
 REFERENCE = """
@@ -31,6 +32,11 @@ def eager(x):  # errs more on some draws, in all elements
 def experts():
     return {}
 """
+ROWS = """
+
+def reference_rows(rows, *, x):
+    return [x.double()[rows[0]]]
+"""
 
 
 POLICIES = {"released": InputPolicy(), "kept for others": CPU.inputs}
@@ -39,17 +45,46 @@ POLICIES = {"released": InputPolicy(), "kept for others": CPU.inputs}
 @pytest.fixture(params=POLICIES)
 def checker(tmp_path, request):
     (tmp_path / "task.toml").write_text(TASK)
-    (tmp_path / "reference.py").write_text(REFERENCE)
-    task = load_task(tmp_path)
-    return Checker(task, InputSampler(task, torch.device("cpu"), POLICIES[request.param]))
+    return checker_of(tmp_path, REFERENCE + ROWS, POLICIES[request.param])
+
+
+@pytest.fixture(params=POLICIES)
+def without_rows(tmp_path, request):
+    """The same, where single rows of the reference cannot be had."""
+    return checker_of(tmp_path, REFERENCE, POLICIES[request.param])
+
+
+def checker_of(folder, reference, policy):
+    (folder / "task.toml").write_text(TASK)
+    (folder / "reference.py").write_text(reference)
+    task = load_task(folder)
+    return Checker(task, InputSampler(task, torch.device("cpu"), policy))
 
 
 @pytest.fixture
 def case(checker):
+    return easy_case(checker)
+
+
+def easy_case(checker):
     """A case of which torch's typical errors are those of an easy draw."""
     case = checker.task.cpu.bench[0]
     checker.sampler.usual_errors(draw(checker, case, hard=False), typical=True)
     return case
+
+
+@pytest.fixture
+def calls(without_rows, monkeypatch):
+    """Names of the functions of reference.py that are called."""
+    names = []
+    call = without_rows.sampler.call
+
+    def counted(which, *arguments):
+        names.append(which)
+        return call(which, *arguments)
+
+    monkeypatch.setattr(without_rows.sampler, "call", counted)
+    return names
 
 
 def draw(checker, case, *, hard):
@@ -116,3 +151,55 @@ def test_whole_results_of_timed_executions_are_held_against_the_same(checker, ca
         return
     with pytest.raises(CandidateRejected):
         compare()
+
+
+def test_the_reference_is_not_computed_where_a_kernel_does_as_torch(without_rows, calls):
+    """Of all of every timed execution's draw, in float64, it is most of a measurement's time."""
+    case = easy_case(without_rows)
+    del calls[:]
+    draws = [draw(without_rows, case, hard=hard) for hard in (False, True)]
+    torchs = [without_rows.task.reference().eager(**d.tensors) for d in draws]
+    readings = [read(without_rows, *each) for each in zip(draws, torchs, strict=True)]
+    without_rows.compare_spot_checks(readings, case)
+    assert set(calls) == {"eager"}
+
+
+def test_a_kernel_may_be_better_than_torch(without_rows, calls):
+    """It differs from torch by all that torch errs, and is held against the reference."""
+    case = easy_case(without_rows)
+    del calls[:]
+    hard, easy = (draw(without_rows, case, hard=h) for h in (True, False))
+    readings = [read(without_rows, d, d.tensors["x"] * 1.0) for d in (hard, easy)]
+    (errors,) = element_errors(readings)
+    assert worst_by_draw(readings, 0, errors)[0][0] > 1e-6
+    for each in (hard, easy):
+        without_rows.sampler.release(each)
+    without_rows.compare_spot_checks(readings, case)
+    assert calls.count("reference") == 1  # of the one that differs
+    (errors,) = element_errors(readings)
+    assert float(errors.amax()) == 0.0
+    assert hard.known_results is None
+    kept = hard.known_spot_checks[0]  # what the next kernel is held against is as it was
+    torchs = without_rows.task.reference().eager(without_rows.sampler._drawn(hard).tensors["x"])
+    assert torch.equal(kept.expected, torchs.flatten()[kept.index].double())
+
+
+@pytest.mark.parametrize("hard", [False, True])
+@pytest.mark.parametrize("wrong", [lambda y: y * 1.01, torch.zeros_like, lambda y: y / 0])
+def test_whoever_is_wrong_is_held_against_the_reference(without_rows, hard, wrong):
+    case = easy_case(without_rows)
+    input_set = draw(without_rows, case, hard=hard)
+    found = wrong(without_rows.task.reference().eager(**input_set.tensors))
+    with pytest.raises(CandidateRejected, match="wrong where it was timed"):
+        without_rows.compare_spot_checks([read(without_rows, input_set, found)], case)
+
+
+@pytest.mark.parametrize("width", [1, 5, 40])
+def test_exact_spot_checks_are_those_that_are_chosen(width):
+    reference = torch.randn(7, width, dtype=torch.float64)
+    reference[2, 0] = torch.inf
+    rows = torch.tensor([0, 2, 6])
+    chosen = choose_spot_checks(rows, reference[rows], torch.float32, 1.0)
+    exact = spot_checks_at(chosen.index.flatten(), reference, torch.float32, 1.0)
+    assert torch.equal(exact.expected, chosen.expected.flatten())
+    assert torch.equal(exact.magnitude, chosen.magnitude.flatten())
