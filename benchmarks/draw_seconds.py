@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def measured_ms(sampler: InputSampler, case: Case) -> Iterator[float]:
-    """Times of inputs, the reference, torch's own, torch's errors, and spot checks of a new draw."""
+    """Times of inputs, reference, torch, torch's errors, and spot checks of a new draw."""
     draw = sampler.fresh(case)
     yield second_ms(lambda: sampler.fresh(case), sampler.device)
     yield second_ms(lambda: sampler.call("reference", draw), sampler.device)

@@ -262,7 +262,7 @@ class InputSampler:
     def exact_spot_checks(
         self, input_set: InputSet, places: Sequence[torch.Tensor]
     ) -> list[SpotChecks]:
-        """What the reference has at places of a draw that was released, perhaps.
+        """The reference at places of a draw that was released, perhaps.
 
         Args:
             input_set: The draw.
