@@ -4,37 +4,36 @@ A test of a sweep that a sample leaves out runs with `--whole`: in CI each night
 release. The sample is always the same, so that whoever broke something is told, and nobody else.
 """
 
+import math
 import zlib
 from collections import defaultdict
-
-ONE_IN = 5
-"""Of the others of a group one in so many is taken, beside its first."""
 
 
 def left_out(items):
     """Items that a sample leaves out.
 
-    The mark names a parameter: `@pytest.mark.sampled(of="member")`. Its value has a key, an `id` or
-    its text: GROUP-NAME. Of each group, and of each kind of machine in it that a value names as
-    `runs`, the first is taken, and of the others as many as chance has it, by their keys.
+    `@pytest.mark.sampled(one_in=4)` takes a fourth of a test's items, at least one. Which is chance
+    that is always the same, and other tests of the same parameters take others.
+
+    With `of="entry"` too, the fourth is taken of each group, at least one: a value of that
+    parameter has a key, an `id` or its text: GROUP-NAME. Items of equal keys stay together.
     """
-    sweeps = defaultdict(list)
+    groups = defaultdict(lambda: defaultdict(list))
     for item in items:
         mark = item.get_closest_marker("sampled")
-        if mark is not None:
-            value = item.callspec.params[mark.kwargs["of"]]
-            sweeps[item.path, item.originalname].append((value, item))
+        if mark is None:
+            continue
+        if (of := mark.kwargs.get("of")) is None:
+            key, group = item.name, ""
+        else:
+            key = key_of(item.callspec.params[of])
+            group = key.partition("-")[0]
+        groups[item.path, item.originalname, group, mark.kwargs["one_in"]][key].append(item)
     found = []
-    for sweep in sweeps.values():
-        firsts = set({group_of(value): key_of(value) for value, _ in reversed(sweep)}.values())
-        keys = [(key_of(value), item) for value, item in sweep]
-        found += [item for key, item in keys if key not in firsts and not drawn(key)]
+    for (*_, one_in), by_key in groups.items():
+        for key in sorted(by_key, key=chance_of)[math.ceil(len(by_key) / one_in) :]:
+            found += by_key[key]
     return found
-
-
-def group_of(value):
-    """The values of which one must be in a sample."""
-    return key_of(value).partition("-")[0], getattr(value, "runs", None)
 
 
 def key_of(value):
@@ -42,6 +41,6 @@ def key_of(value):
     return str(getattr(value, "id", value))
 
 
-def drawn(key):
-    """Whether a key is one of the sample's."""
-    return zlib.crc32(key.encode()) % ONE_IN == 0
+def chance_of(key):
+    """A number that looks random, and is always the same."""
+    return zlib.crc32(key.encode())

@@ -1,55 +1,67 @@
 """Samples of sweeps."""
 
+import math
 from types import SimpleNamespace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sampling import ONE_IN, drawn, left_out
+from sampling import left_out
 
 
-def item(key, name="test_it", of="file", *, marked=True):
-    mark = SimpleNamespace(kwargs={"of": of}) if marked else None
+def item(key, test="test_it", **marked):
+    mark = SimpleNamespace(kwargs=marked) if marked else None
     return SimpleNamespace(
         path="test_file.py",
-        originalname=name,
-        callspec=SimpleNamespace(params={of: key}),
+        name=f"{test}[{key}]",
+        originalname=test,
+        callspec=SimpleNamespace(params={"file": key}),
         get_closest_marker=lambda _: mark,
     )
+
+
+def kept(items):
+    out = left_out(items)
+    return [i.callspec.params["file"] for i in items if i not in out]
 
 
 KEYS = st.lists(st.from_regex(r"[ab]-[a-z]{1,4}", fullmatch=True), unique=True)
 
 
-@given(KEYS)
-def test_each_group_is_in_the_sample_which_is_always_the_same(keys):
-    items = [item(key) for key in keys]
-    out = left_out(items)
-    assert left_out(items) == out
-    kept = [i.callspec.params["file"] for i in items if i not in out]
-    assert {k[0] for k in kept} == {k[0] for k in keys}
-    firsts = {k[0]: k for k in reversed(keys)}
-    assert set(kept) == {*firsts.values(), *filter(drawn, keys)}
+@given(KEYS, st.integers(1, 5))
+def test_each_group_is_in_the_sample_which_is_always_the_same(keys, one_in):
+    items = [item(key, of="file", one_in=one_in) for key in keys]
+    found = kept(items)
+    assert sorted(kept(items[::-1])) == sorted(found)
+    for group in "ab":
+        sizes = [sum(k.startswith(group) for k in some) for some in (keys, found)]
+        assert sizes[1] == math.ceil(sizes[0] / one_in)
 
 
-def test_of_many_a_part_is_taken():
-    items = [item(f"a-{i}") for i in range(3000)]
-    assert len(items) - len(left_out(items)) == pytest.approx(3000 / ONE_IN, rel=0.15)
+@given(KEYS, st.integers(1, 5))
+def test_without_groups_a_part_of_all_is_taken(keys, one_in):
+    assert len(kept([item(key, one_in=one_in) for key in keys])) == math.ceil(len(keys) / one_in)
 
 
-def test_each_kind_of_machine_has_a_file_of_a_group():
-    files = [SimpleNamespace(id=f"a-{i}", runs="cpu" if i > 9 else "gpu") for i in range(20)]
-    items = [item(file) for file in files]
-    out = left_out(items)
-    assert {i.callspec.params["file"].runs for i in items if i not in out} == {"cpu", "gpu"}
+def test_one_more_file_changes_little():
+    keys = [f"a-{i}" for i in range(3000)]
+    before, after = (kept([item(k, one_in=10) for k in some]) for some in (keys, [*keys, "a-b"]))
+    assert len(set(before) ^ set(after)) <= 2
+
+
+def test_other_tests_of_the_same_files_take_others():
+    keys = [f"a-{i}" for i in range(100)]
+    first, second = (kept([item(k, name, one_in=4) for k in keys]) for name in ("test_a", "test_b"))
+    assert 0 < len(set(first) & set(second)) < 15
 
 
 def test_all_of_one_file_are_taken_together():
     """A variant's honest twin is another test of the same entry."""
-    items = [item(SimpleNamespace(id=f"a-{i}")) for i in range(20) for _ in range(2)]
-    out = left_out(items)
-    assert all((a in out) == (b in out) for a, b in zip(items[::2], items[1::2], strict=True))
+    files = [SimpleNamespace(id=f"a-{i}") for i in range(20)]
+    items = [item(file, of="file", one_in=4) for file in files for _ in range(2)]
+    found = kept(items)
+    assert len(found) == 10
+    assert found[::2] == found[1::2]
 
 
 def test_what_is_not_marked_stays():
-    assert left_out([item("a-1", marked=False), item("a-2", marked=False)]) == []
+    assert left_out([item("a-1"), item("a-2")]) == []

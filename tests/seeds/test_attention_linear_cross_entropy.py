@@ -100,6 +100,7 @@ def test_torchs_own_result_is_within_the_contract(task):
         assert worst_share(task, reference, given, reference.eager(**given)) <= 1, case.name
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("hidden", [64, 200, 1024, 4096])
 def test_bfloat16_holds_shifted_logits_of_any_width(hidden):
     """Where it does not, torch errs more than counts, and fails its own contract."""
@@ -274,6 +275,7 @@ def test_tunables_are_declared_with_their_default(file):
         assert len(set(values)) == len(values) > 1
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() not in {"AVX2", "AVX512"}, reason="no AVX2 here"
 )
@@ -294,6 +296,7 @@ def test_seeds_are_as_exact_on_processors_without_avx512(file, monkeypatch, tmp_
         assert contracts.worst_share(case, getattr(seed, task.entry)) <= 1, case.name
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("file", CPP, ids=name_of)
 def test_cpp_seed_computes_its_task(file, monkeypatch):
     task, seed = load_task(file.parent), import_seed(file)
@@ -332,6 +335,7 @@ def interpreter(file, shared):
         yield i
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(
     "file", [f for f in GPU if f.stem.startswith("triton_")], ids=lambda f: f.stem
 )
@@ -354,6 +358,7 @@ ROWS = SEEDS / "linear_cross_entropy" / "cuda_rows.py"
 ORDERS = [(False, False), (True, True), (False, True), (True, False)]
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize(
     ("tunables", "dims"),
     [
@@ -376,6 +381,7 @@ def test_cuda_attention_computes_its_task(tunables, dims, tmp_path, monkeypatch)
         assert worst_share(task, reference, given, seed.attention(*given.values())) <= 1
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(
     "line", ["copy_wait<STAGES - 2>();", "__syncthreads();", "__syncwarp();"], ids=str
 )
@@ -442,6 +448,7 @@ def gpu_build(builder):
     return build
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize(
     ("file", "target"),
     [(f, "sm_90a") for f in GPU] + [(f, "sm_80") for f in GPU if f.stem.startswith("cuda_")],

@@ -112,6 +112,7 @@ def test_gradients_of_gelu_are_not_small_by_chance_in_short_rows():
         assert (terms / magnitude)[given["grad"] != 0].max() < 20, name
 
 
+@pytest.mark.sampled(one_in=5)
 def test_cpp_seeds_compute_their_task(task, monkeypatch):
     """With the default and the last value of every tunable."""
     cases = (*task.cpu.check, *draw_hidden(task, "cpu", "check", 5))
@@ -128,6 +129,7 @@ def test_cpp_seeds_compute_their_task(task, monkeypatch):
                 assert contracts.worst_share(case, function) <= 1, (case.name, pick)
 
 
+@pytest.mark.sampled(one_in=5)
 def test_seeds_that_triton_compiles_compute_their_task_in_the_interpreter(task, shared):
     with Interpreter(task, run_seed=1) as interpreter:
         for file in seeds(task, "triton", "gluon"):
@@ -138,6 +140,7 @@ def test_seeds_that_triton_compiles_compute_their_task_in_the_interpreter(task, 
             assert all(e.share_of_tolerance <= 1 for e in found.errors)
 
 
+@pytest.mark.sampled(one_in=5)
 @pytest.mark.parametrize(("file", "edits"), OTHER_PATHS)
 def test_paths_of_cases_that_are_too_large_here_compute_their_task(file, edits, shared):
     source = (SEEDS / file).read_text()
@@ -162,6 +165,7 @@ def test_rows_that_fill_the_last_tile_leave_no_trace_without_epsilon(tmp_path, s
     assert isinstance(found, Interpreted), found
 
 
+@pytest.mark.sampled(one_in=5)
 def test_gpu_seeds_build_without_spills(task, builder):
     widest = max(task.gpu.bench, key=lambda c: (c.dims.get("N", 0), task.min_bytes(c)))
     cases = tuple(build_case(task, c) for c in (widest, task.gpu.check[2]))
@@ -174,6 +178,7 @@ def test_gpu_seeds_build_without_spills(task, builder):
             assert all(kernel.spill_bytes == 0 for kernel in plan.kernels)
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("case", [{"N": 16392}, {"N": 65536, "noncontiguous": True}])
 def test_rows_of_whole_words_are_held_without_spills(case, builder):
     """16 bytes divide their columns and strides, and 16 elements do not."""
@@ -188,6 +193,7 @@ def test_rows_of_whole_words_are_held_without_spills(case, builder):
     assert kernel.spill_bytes == 0
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize(
     ("dims", "launches"),
     [
