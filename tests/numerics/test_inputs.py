@@ -194,6 +194,7 @@ def test_hidden_sizes_cover_the_regions_of_an_export(name, kind):
             assert max(e[1] for e in ends) >= region.high[dim] / 2, dim
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("name", task_names())
 @pytest.mark.parametrize("kind", ["gpu", "cpu"])
 def test_torchs_errors_are_a_measure_for_others(name, kind):
@@ -253,6 +254,7 @@ def softmax_checks(builder, untimed):
     return check
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("path", candidates(PARTLY_WRONG), ids=lambda path: path.stem)
 def test_a_kernel_that_is_wrong_for_some_inputs_is_refused(softmax_checks, path):
     secret = random.Random(path.stem).randrange(1000)  # the mutation score has many of them
@@ -261,6 +263,7 @@ def test_a_kernel_that_is_wrong_for_some_inputs_is_refused(softmax_checks, path)
     assert found.status == "INCORRECT_NUMERICAL", found
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("name", task_names())
 def test_mutants_of_conditions_are_files(name):
     task = find_task(name)

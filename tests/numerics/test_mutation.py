@@ -132,6 +132,7 @@ def test_tunables_hints_docstrings_and_wide_casts_are_left_alone():
         assert 'do_not_specialize=["n"]' in mutant.source
 
 
+@pytest.mark.sampled(one_in=5)
 @pytest.mark.parametrize("path", SEEDS, ids=lambda p: f"{p.parent.name}-{p.stem}")
 def test_every_mutant_of_a_seed_is_one_small_change(path):
     mutants = mutants_of(path)

@@ -44,6 +44,7 @@ def built(builder):
     return build
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(("name", "seed"), SEEDS)
 def test_full_blocks_are_loaded_16_bytes_at_a_time(name, seed, built):
     """Elements are a multiple of 8: only of 16 does the compiler see that a mask ends at a word."""
@@ -51,6 +52,7 @@ def test_full_blocks_are_loaded_16_bytes_at_a_time(name, seed, built):
     assert all(widths.get(16) for widths in loads.values()), loads
 
 
+@pytest.mark.sampled(one_in=5)
 @pytest.mark.parametrize(("name", "seed"), OF_ROWS)
 @pytest.mark.parametrize(
     "sizes",

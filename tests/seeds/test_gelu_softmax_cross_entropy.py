@@ -159,6 +159,7 @@ def test_tunables_are_declared_with_their_default(file):
         assert len(set(values)) == len(values) > 1
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("file", CPP, ids=name_of)
 def test_cpp_seed_computes_its_task(file, monkeypatch):
     task, seed = load_task(file.parent), import_seed(file)
@@ -223,6 +224,7 @@ def gpu_build(builder):
     return build
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("file", CUDA, ids=name_of)
 def test_cuda_seed_builds_without_spills(gpu_build, file, target):

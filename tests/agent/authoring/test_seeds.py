@@ -1,6 +1,7 @@
 """Seeds that Inductor writes: traced for all shapes without a GPU, checked before they are kept."""
 
 import ast
+import functools
 import math
 import re
 import textwrap
@@ -28,17 +29,35 @@ OWN = {
 }
 
 
+def task_of(folder, expression, task):
+    """Write a task whose function is a PyTorch expression of x: [M, N]."""
+    (folder / "task.toml").write_text(task)
+    text = REFERENCE.replace("x.double() * 2", expression.replace("x", "x.double()", 1))
+    (folder / "reference.py").write_text(text.replace("return x * 2", f"return {expression}"))
+    return folder
+
+
 @pytest.fixture
 def make(tmp_path):
-    """A task folder whose function is a PyTorch expression of x: [M, N]."""
+    """A task folder: see `task_of`."""
+    return lambda expression, task=TASK: task_of(tmp_path, expression, task)
 
-    def made(expression, task=TASK):
-        (tmp_path / "task.toml").write_text(task)
-        text = REFERENCE.replace("x.double() * 2", expression.replace("x", "x.double()", 1))
-        (tmp_path / "reference.py").write_text(text.replace("return x * 2", f"return {expression}"))
-        return tmp_path
 
-    return made
+@pytest.fixture(scope="module")
+def gpu_seed(tmp_path_factory):
+    """A task folder and what came of its seed for GPUs, which several tests look at: Inductor
+    writes it once.
+    """
+
+    @functools.cache
+    def written(expression, floor):
+        task = TASK.replace("k = 2.0", f"k = 2.0, floor = {floor}")
+        folder = task_of(tmp_path_factory.mktemp("task"), expression, task)
+        (outcome,) = seeds.write_seeds(folder, kinds=("gpu",))
+        assert outcome.path is not None, outcome.reason
+        return folder, outcome
+
+    return written
 
 
 pytestmark = pytest.mark.usefixtures("shared", "brief_timing", "warm_processes")
@@ -55,10 +74,8 @@ def test_a_cpu_seed_is_right_and_kept(make):
     assert "torch/" not in text
 
 
-def test_a_gpu_seed_is_right_and_holds_for_all_shapes(make):
-    task = TASK.replace("k = 2.0", "k = 2.0, floor = 4.0")
-    (outcome,) = seeds.write_seeds(make("x.log_softmax(-1)", task), kinds=("gpu",))
-    assert outcome.path is not None, outcome.reason
+def test_a_gpu_seed_is_right_and_holds_for_all_shapes(gpu_seed):
+    _, outcome = gpu_seed("x.log_softmax(-1)", 4.0)
     assert outcome.results >= 1  # without a GPU, of the case that can be interpreted
     source = outcome.path.read_text()
     for line in (
@@ -78,10 +95,8 @@ def test_a_gpu_seed_is_right_and_holds_for_all_shapes(make):
 @pytest.mark.parametrize(
     "expression", ["(lambda a: a @ a.mT @ a)(x)", "(lambda a: a.relu() @ a.mT @ a)(x)"]
 )
-def test_a_product_in_float32_loads_matrices_and_says_how_it_multiplies(make, expression):
-    task = TASK.replace("k = 2.0", "k = 2.0, floor = 40.0")
-    (outcome,) = seeds.write_seeds(make(expression, task), kinds=("gpu",))
-    assert outcome.path is not None, outcome.reason
+def test_a_product_in_float32_loads_matrices_and_says_how_it_multiplies(gpu_seed, expression):
+    _, outcome = gpu_seed(expression, 40.0)
     assert outcome.results >= 1
     source = outcome.path.read_text()
     assert source.count("input_precision=DOT_PRECISION)") == 2
@@ -186,11 +201,9 @@ def test_a_librarys_convolution_has_channels_last_and_leaves_its_bias_to_the_nex
     assert call.endswith(".contiguous(memory_format=torch.channels_last)")
 
 
-def test_a_product_moves_16_bytes_at_a_time_from_rows_that_begin_anywhere(make, builder):
+def test_a_product_moves_16_bytes_at_a_time_from_rows_that_begin_anywhere(gpu_seed, builder):
     """Rows of odd lengths were loaded 4 bytes at a time: 22 TFLOP/s instead of 54 (H200)."""
-    folder = make("(lambda a: a @ a.mT @ a)(x)", TASK.replace("k = 2.0", "k = 2.0, floor = 40.0"))
-    (outcome,) = seeds.write_seeds(folder, kinds=("gpu",))
-    assert outcome.path is not None, outcome.reason
+    folder, outcome = gpu_seed("(lambda a: a @ a.mT @ a)(x)", 40.0)
     case = load_task(folder).gpu.bench[0].model_copy(update={"M": 301, "N": 1003})
     request = request_maker(load_task(folder), "sm_90a", (case,), 1)(outcome.path.read_text())
     found = builder.build(request)
@@ -199,13 +212,13 @@ def test_a_product_moves_16_bytes_at_a_time_from_rows_that_begin_anywhere(make, 
     assert kernel.load_bytes.keys() == {16}
 
 
-def test_a_row_that_one_block_holds_is_read_once_and_a_longer_one_is_loaded_ahead(make, builder):
+def test_a_row_that_one_block_holds_is_read_once_and_a_longer_one_is_loaded_ahead(
+    gpu_seed, builder
+):
     """Inductor's loops read it as often as there are loops. With three blocks on their way a sum of
     rows of 65,535 and their division took 8.8 ms, without 13.2 (H100; torch.compile 13.2).
     """
-    folder = make("x.log_softmax(-1)", TASK.replace("k = 2.0", "k = 2.0, floor = 4.0"))
-    (outcome,) = seeds.write_seeds(folder, kinds=("gpu",))
-    assert outcome.path is not None, outcome.reason
+    folder, outcome = gpu_seed("x.log_softmax(-1)", 4.0)
     task, source = load_task(folder), outcome.path.read_text()
     loads = {}
     for columns in (1000, 5000):
@@ -262,13 +275,10 @@ check = ["""
 
 @pytest.mark.parametrize("columns", [1004, 1024, 1000])
 def test_a_gpu_seed_moves_16_bytes_at_a_time_whatever_its_sizes_are_multiples_of(
-    make, builder, columns
+    gpu_seed, builder, columns
 ):
     """The compiler knows of a size only whether 16 divides it."""
-    task = TASK.replace("k = 2.0", "k = 2.0, floor = 4.0")
-    folder = make("x.log_softmax(-1)", task)
-    (outcome,) = seeds.write_seeds(folder, kinds=("gpu",))
-    assert outcome.path is not None, outcome.reason
+    folder, outcome = gpu_seed("x.log_softmax(-1)", 4.0)
     case = load_task(folder).gpu.bench[0].model_copy(update={"M": 301, "N": columns})
     request = request_maker(load_task(folder), "sm_90a", (case,), 1)(outcome.path.read_text())
     found = builder.build(request)

@@ -67,6 +67,7 @@ def test_every_file_of_snippets_belongs_to_a_fence():
     assert {p.name for p in FOLDER.glob("*.py")} == set(SNIPPETS)
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("name", SNIPPETS)
 def test_code_builds(name, builder):
     snippet = SNIPPETS[name]

@@ -101,6 +101,7 @@ def test_fills_copies_and_constants_are_the_plans(tools):
     assert replayed(tools, CONTENTS) is None
 
 
+@pytest.mark.sampled(one_in=5)
 @pytest.mark.parametrize("file", sorted(SEEDS.glob("*/cpp_*.py")), ids=lambda f: f.parent.name)
 def test_seeds_do_what_their_plans_say(tools, file):
     builder, replayer = tools
@@ -115,6 +116,7 @@ def test_seeds_do_what_their_plans_say(tools, file):
     assert row["key"] == Source.of(row).key("cpu")
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(
     ("honest", "cheats", "says"),
     [
@@ -199,6 +201,7 @@ def test_an_honest_candidate_launches_what_its_plan_says(tools):
     assert replayed(tools, candidate_text(CORPUS / "honest" / "rows_cpp.py")) is None
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(
     "name",
     [
