@@ -38,6 +38,7 @@ def run(task, tmp_path, request):
 CHILDREN = ["builder", "builder's keeper", "launcher", "launcher's keeper"]
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("run", ["auto", "T1"], indirect=True)
 def test_children_and_then_the_agent_are_killed(run):
