@@ -30,7 +30,11 @@ hypothesis.settings.register_profile(
     deadline=None,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
-hypothesis.settings.load_profile("same")
+# Of the 100 examples that a property has as a rule, `make test` draws some: see `--whole`.
+hypothesis.settings.register_profile(
+    "some", parent=hypothesis.settings.get_profile("same"), max_examples=30
+)
+hypothesis.settings.load_profile("some")
 
 
 # Rewritten tests are kept for the next run, also where Python is told to keep no bytecode: for each
@@ -99,6 +103,8 @@ def pytest_configure(config):
 
     There it is ignored, which every process below inherits.
     """
+    if config.getoption("--whole"):  # before any test's own settings are made from these
+        hypothesis.settings.load_profile("same")
     config.option.loadscopereorder = False  # workers get files in the order given below
     if config.getoption("--keep-durations") and "PYTEST_XDIST_WORKER" not in os.environ:
         config.pluginmanager.register(KeepDurations())

@@ -131,9 +131,10 @@ def main():
     )
     holds("arithmetic of bfloat16", found, expected)
 
-    x = 1 + torch.rand(1 << 16, generator=generator, dtype=torch.float64).float()
+    # So many that adding them one after the other would err by more than 1e-6.
+    x = 1 + torch.rand(1 << 14, generator=generator, dtype=torch.float64).float()
     found = torch.empty(8)
-    reduce_all[(1,)](x, found, BLOCK=1 << 16)
+    reduce_all[(1,)](x, found, BLOCK=1 << 14)
     exact = x.double()
     holds(
         "reductions",
@@ -152,14 +153,14 @@ def main():
         reduce_largest[(1,)](narrow, found, BRANCHES=branches, BLOCK=N)
         holds(f"the largest bfloat16, branches={branches}", found, narrow.max())
 
-    matrix = x.reshape(1 << 14, 4)
+    matrix = x.reshape(1 << 12, 4)
     sums, folded = torch.empty(4), torch.empty(4)
-    reduce_columns[(1,)](matrix, sums, folded, ROWS=1 << 14, COLUMNS=4)
+    reduce_columns[(1,)](matrix, sums, folded, ROWS=1 << 12, COLUMNS=4)
     holds("sums of columns", sums.double(), matrix.double().sum(0), 1e-6)
     holds("a reduction of columns", folded.double(), matrix.double().sum(0), 1e-6)
 
-    forward, backward, last = (torch.empty(1 << 16) for _ in range(3))
-    scan[(1,)](x, forward, backward, last, BLOCK=1 << 16)
+    forward, backward, last = (torch.empty(1 << 14) for _ in range(3))
+    scan[(1,)](x, forward, backward, last, BLOCK=1 << 14)
     holds("cumulative sums", forward.double(), x.double().cumsum(0), 1e-6)
     holds("a scan from the end", backward.double(), x.double().flip(0).cumsum(0).flip(0), 1e-6)
     holds("a scan keeps the order", last, x)
