@@ -1,7 +1,9 @@
 """Samples of sweeps: tests marked `sampled` that run over every file of a folder, or the like.
 
-A test of a sweep that a sample leaves out runs with `--whole`: in CI each night and before each
-release. The sample is always the same, so that whoever broke something is told, and nobody else.
+A test that a sample leaves out runs with `--whole`: in CI each night and before each release. So
+do those marked `nightly`: they take long, other tests look at most of the same daily, and what they
+alone look at changes rarely. The sample is always the same, so that whoever broke something is
+told, and nobody else.
 """
 
 import math
@@ -10,7 +12,7 @@ from collections import defaultdict
 
 
 def left_out(items):
-    """Items that a sample leaves out.
+    """Items that a sample leaves out, and those marked `nightly`.
 
     `@pytest.mark.sampled(one_in=4)` takes a fourth of a test's items, at least one. Which is chance
     that is always the same, and other tests of the same parameters take others.
@@ -29,7 +31,7 @@ def left_out(items):
             key = key_of(item.callspec.params[of])
             group = key.partition("-")[0]
         groups[item.path, item.originalname, group, mark.kwargs["one_in"]][key].append(item)
-    found = []
+    found = [item for item in items if item.get_closest_marker("nightly")]
     for (*_, one_in), by_key in groups.items():
         for key in sorted(by_key, key=chance_of)[math.ceil(len(by_key) / one_in) :]:
             found += by_key[key]

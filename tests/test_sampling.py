@@ -15,7 +15,7 @@ def item(key, test="test_it", **marked):
         name=f"{test}[{key}]",
         originalname=test,
         callspec=SimpleNamespace(params={"file": key}),
-        get_closest_marker=lambda _: mark,
+        get_closest_marker=lambda name: mark if name == "sampled" else None,
     )
 
 
@@ -65,3 +65,8 @@ def test_all_of_one_file_are_taken_together():
 
 def test_what_is_not_marked_stays():
     assert left_out([item("a-1"), item("a-2")]) == []
+
+
+def test_what_is_nightly_is_left_out():
+    nightly = SimpleNamespace(get_closest_marker=lambda name: name == "nightly" or None)
+    assert left_out([item("a-1"), nightly]) == [nightly]

@@ -228,6 +228,7 @@ def test_a_machine_that_fails_before_anything_is_timed_is_an_error(
     assert "no longer computes correctly" in shown.err
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(400)  # others may use the cores, too
 def test_candidates_are_timed_beside_the_baselines_and_failures_named(task, monkeypatch):

@@ -131,6 +131,7 @@ if mode == "make":
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # two processes that compile, on a machine that may be busy
 def test_torch_loads_what_another_process_compiled_elsewhere(tmp_path):
@@ -477,6 +478,7 @@ print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_c
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_what_is_only_compiled_is_found_when_it_runs_with_the_choice_that_was_timed(tmp_path):
