@@ -474,6 +474,7 @@ def test_gpu_seed_builds(gpu_build, file, target):
         assert scratch < logits / 3.5
 
 
+@pytest.mark.nightly
 def test_main_loops_come_first_where_warps_wait_for_others(gpu_build):
     """A Gluon kernel with a warp group for loads: each of its binaries has a loop of products."""
     built = gpu_build(SEEDS / "attention" / "gluon_hopper.py", "sm_90a")

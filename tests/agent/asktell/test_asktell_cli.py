@@ -232,6 +232,7 @@ def double(tmp_path):
     return folder
 
 
+@pytest.mark.nightly
 @without_gpu
 def test_queued_triton_is_compiled_and_interpreted(kagent, double, tmp_path):
     assert kagent("ask", double, "--target", "sm_90", "-n", 2).code == 0

@@ -92,6 +92,7 @@ def test_a_gpu_seed_is_right_and_holds_for_all_shapes(gpu_seed):
     assert "libdevice" not in source  # which the interpreter lacks
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize(
     "expression", ["(lambda a: a @ a.mT @ a)(x)", "(lambda a: a.relu() @ a.mT @ a)(x)"]
 )
@@ -153,6 +154,7 @@ WINDOWS = """(lambda a: (lambda w: torch.nn.functional.conv1d(
 ).sum(1))(torch.arange(24, device=a.device).to(a.dtype).cos().view(8, 1, 3)))(x)"""
 
 
+@pytest.mark.nightly
 def test_a_convolution_is_a_product_of_matrices_with_its_bias(make):
     """As sums in loops they were 0.03 to 0.06 times as fast as cuDNN's (H200)."""
     task = TASK.replace("k = 2.0", "k = 2.0, floor = 40.0")
@@ -188,6 +190,7 @@ BETWEEN = """(lambda a: (lambda w: torch.nn.functional.conv_transpose2d(
 ))(x)"""
 
 
+@pytest.mark.nightly
 def test_a_librarys_convolution_has_channels_last_and_leaves_its_bias_to_the_next_kernel(make):
     """A transposed one is written as one that is not: a plan would copy what it returns."""
     task = TASK.replace("k = 2.0", "k = 2.0, floor = 40.0").replace(
@@ -255,6 +258,7 @@ def kernel(in_ptr0, in_ptr1, out_ptr0, r0_numel, R0_BLOCK):
         assert ast.unparse(node) == ast.unparse(ast.parse(other))
 
 
+@pytest.mark.nightly
 def test_indices_are_wide_enough_for_what_is_between_arguments_and_results(make):
     """Of the case with the largest arguments 32 bits were enough (KernelBench 1, 72: another one
     unfolds its windows to 3 billion elements, and read beyond them).
@@ -273,6 +277,7 @@ check = ["""
     assert "tl.int64" in outcome.path.read_text()
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("columns", [1004, 1024, 1000])
 def test_a_gpu_seed_moves_16_bytes_at_a_time_whatever_its_sizes_are_multiples_of(
     gpu_seed, builder, columns
@@ -314,6 +319,7 @@ def test_elements_in_order_are_counted_out(make):
         assert outcome.path is not None, outcome.reason
 
 
+@pytest.mark.nightly
 def test_rows_are_added_up_by_index(make):
     added = "torch.zeros_like(a).index_add(0, torch.arange(a.shape[0]) // 2, a)"
     expression = f"(a := x, {added})[1]"
@@ -360,6 +366,7 @@ def test_other_windows_are_left_to_inductor(arguments):
     assert decompositions._average_pool(2, torch.randn(1, 1, 20, 20), *arguments) is NotImplemented
 
 
+@pytest.mark.nightly
 def test_a_library_takes_views_of_arguments(make):
     task = TASK.replace("k = 2.0", "k = 2.0, floor = 4.0").replace(
         "\ndims =", '\nallow = ["aten::convolution"]\ndims =', 1
@@ -374,6 +381,7 @@ def test_a_library_takes_views_of_arguments(make):
     assert "torch.as_strided(x, " in outcome.path.read_text()
 
 
+@pytest.mark.nightly
 def test_a_task_that_allows_products_has_a_seed_with_torchs_own(make):
     """On sizes that 16 does not divide those are twice as fast (H200, docs/results.md)."""
     task = TASK.replace("k = 2.0", "k = 2.0, floor = 40.0").replace(

@@ -54,6 +54,7 @@ def test_children_and_then_the_agent_are_killed(run):
         assert len(store.history().lineage) >= 1
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_killed_servers_leave_nothing_behind(run):
     """The run goes on with others in their place. It ends when every judge is killed at once."""

@@ -487,6 +487,7 @@ def test_the_steps_gain_is_measured_after_all_is_decided(monkeypatch, names, dec
         assert [p.kept for p in found.sites] == [False] * len(names)
 
 
+@pytest.mark.nightly
 def test_regions_of_a_script_that_compiles_itself(patch_regions):
     compiled = MODEL.replace("optimizer =", "step = torch.compile(model)\noptimizer =")
     found, _, timed = patch_regions(compiled.replace("    model(", "    step("))
@@ -497,6 +498,7 @@ def test_regions_of_a_script_that_compiles_itself(patch_regions):
     assert "the script's compiled graphs without a kernel" in rests_text(found)[0]
 
 
+@pytest.mark.nightly
 def test_what_inductor_cannot_compile_runs_by_operations(patch_regions, monkeypatch):
     def refused(*_args, **_more):
         raise RuntimeError("no compiler here")

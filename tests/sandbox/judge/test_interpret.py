@@ -311,6 +311,7 @@ def test_the_repaired_interpreter_computes_as_torch_does():
     assert len(ended.stdout.splitlines()) == 21
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("name", ["triton_two_kernels", "triton_persistent"])
 def test_honest_kernels_are_not_called_wrong(name):
     """float64 scratch between kernels; a reduction with a function of the kernel's own."""
