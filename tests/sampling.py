@@ -17,8 +17,9 @@ def left_out(items):
     `@pytest.mark.sampled(one_in=4)` takes a fourth of a test's items, at least one. Which is chance
     that is always the same, and other tests of the same parameters take others.
 
-    With `of="entry"` too, the fourth is taken of each group, at least one: a value of that
-    parameter has a key, an `id` or its text: GROUP-NAME. Items of equal keys stay together.
+    With `of="entry"` too, items stay together whose values of that parameter have equal keys: an
+    `id`, or their text. With `each=True` a key is GROUP-NAME, and the fourth is taken of each
+    group, at least one.
     """
     groups = defaultdict(lambda: defaultdict(list))
     for item in items:
@@ -29,7 +30,7 @@ def left_out(items):
             key, group = item.name, ""
         else:
             key = key_of(item.callspec.params[of])
-            group = key.partition("-")[0]
+            group = key.partition("-")[0] if mark.kwargs.get("each") else ""
         groups[item.path, item.originalname, group, mark.kwargs["one_in"]][key].append(item)
     found = [item for item in items if item.get_closest_marker("nightly")]
     for (*_, one_in), by_key in groups.items():

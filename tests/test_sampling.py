@@ -29,7 +29,7 @@ KEYS = st.lists(st.from_regex(r"[ab]-[a-z]{1,4}", fullmatch=True), unique=True)
 
 @given(KEYS, st.integers(1, 5))
 def test_each_group_is_in_the_sample_which_is_always_the_same(keys, one_in):
-    items = [item(key, of="file", one_in=one_in) for key in keys]
+    items = [item(key, of="file", one_in=one_in, each=True) for key in keys]
     found = kept(items)
     assert sorted(kept(items[::-1])) == sorted(found)
     for group in "ab":
@@ -39,7 +39,9 @@ def test_each_group_is_in_the_sample_which_is_always_the_same(keys, one_in):
 
 @given(KEYS, st.integers(1, 5))
 def test_without_groups_a_part_of_all_is_taken(keys, one_in):
-    assert len(kept([item(key, one_in=one_in) for key in keys])) == math.ceil(len(keys) / one_in)
+    for of in ({}, {"of": "file"}):
+        found = kept([item(key, one_in=one_in, **of) for key in keys])
+        assert len(found) == math.ceil(len(keys) / one_in)
 
 
 def test_one_more_file_changes_little():

@@ -29,7 +29,7 @@ def gpu_judges():
         yield judges
 
 
-@pytest.mark.sampled(of="member", one_in=10)
+@pytest.mark.sampled(of="member", one_in=10, each=True)
 @pytest.mark.parametrize(
     "member", [p for p in with_runs("gpu") if p.values[0].right or p.id.endswith("cuda")]
 )

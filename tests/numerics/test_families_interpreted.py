@@ -18,7 +18,7 @@ def interpreters(shared):
         yield judges
 
 
-@pytest.mark.sampled(of="member", one_in=10)
+@pytest.mark.sampled(of="member", one_in=10, each=True)
 @pytest.mark.parametrize("member", with_runs("interpret"))
 def test_in_the_interpreter(member, interpreters):
     expect_verdict(member, interpreters.of(member.task).interpret(member.text))

@@ -129,6 +129,7 @@ def test_without_a_compiler_it_is_installed_all_the_same(bare, library, tmp_path
     assert not list((target / NAME).glob("binaries/*.so"))
 
 
+@pytest.mark.nightly
 def test_its_own_tests_pass(warm, library):
     arguments = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_softmax.py")
     # pytest's plugins that are installed here are none of the library's.
