@@ -67,7 +67,7 @@ FAST_S = 4.0
 
 def pytest_addoption(parser):
     parser.addoption("--fast", action="store_true", help="leave out files that take long")
-    parser.addoption("--whole", action="store_true", help="all, where a test takes a sample")
+    parser.addoption("--whole", action="store_true", help="also what a sample leaves out")
     parser.addoption(
         "--keep-durations", action="store_true", help=f"write tests/{DURATIONS.name} anew"
     )
