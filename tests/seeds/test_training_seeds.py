@@ -129,7 +129,7 @@ def test_cpp_seeds_compute_their_task(task, monkeypatch):
                 assert contracts.worst_share(case, function) <= 1, (case.name, pick)
 
 
-@pytest.mark.sampled(one_in=5)
+@pytest.mark.sampled(one_in=10)
 def test_seeds_that_triton_compiles_compute_their_task_in_the_interpreter(task, shared):
     with Interpreter(task, run_seed=1) as interpreter:
         for file in seeds(task, "triton", "gluon"):
@@ -165,7 +165,7 @@ def test_rows_that_fill_the_last_tile_leave_no_trace_without_epsilon(tmp_path, s
     assert isinstance(found, Interpreted), found
 
 
-@pytest.mark.sampled(one_in=5)
+@pytest.mark.sampled(one_in=10)
 def test_gpu_seeds_build_without_spills(task, builder):
     widest = max(task.gpu.bench, key=lambda c: (c.dims.get("N", 0), task.min_bytes(c)))
     cases = tuple(build_case(task, c) for c in (widest, task.gpu.check[2]))
