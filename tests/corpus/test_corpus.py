@@ -76,7 +76,7 @@ def test_timed_item(entry, twin, timed_results):
     assert_verdict(entry, twin, timed_results[entry])
 
 
-@pytest.mark.sampled(of="entry", one_in=8)
+@pytest.mark.sampled(of="entry", one_in=5)
 @pytest.mark.timeout(1200)  # the first one waits for all
 @pytest.mark.parametrize(("entry", "twin"), list(cases(timed=False)))
 def test_checked_item(entry, twin, checked_results):
