@@ -9,6 +9,7 @@ before, is now faster. A regression is measured once more, and counts if it show
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.race import EAGER
 from kagent_sandbox.data.task import Task, load_task
 from kagent_sandbox.data.verdict import SpeedVerdict
-from kagent_sandbox.errors import UserError
+from kagent_sandbox.errors import TaskError, UserError
 
 from kagent.export.dispatch_table import gain
 from kagent.export.host import ExportHost
@@ -113,7 +114,7 @@ def certify(
 
     Raises:
         UserError: The library lacks such an operator, or the host has no device for any.
-        TaskError: A task of the library does not make sense.
+        TaskError: The task of every operator is refused.
         MachineError: The machine failed.
     """
     operators = chosen(disk.library, names)
@@ -138,10 +139,14 @@ def certify(
             + "; ".join(f"{k}: {why}" for k, why in skipped.items())
             + ")"
         )
-    found = measure_again(wanted, host, say)
-    sessions = [(w[0], measured) for w, measured in zip(wanted, found, strict=True)]
+    sessions: list[tuple[OperatorRecord, LibraryTimes]] = []
     doubted: list[tuple[OperatorRecord, list[KernelRecord], Kind]] = []
+    found = measure_each(wanted, host, say)
     for (operator, kernels, kind), measured in zip(wanted, found, strict=True):
+        if isinstance(measured, TaskError):
+            wrong |= {k.id: f"{operator.task}: {measured}" for k in kernels}
+            continue
+        sessions.append((operator, measured))
         right = [k for k in kernels if not measured.results[k.id].refused]
         checked += [k.id for k in right]
         wrong |= {k.id: why for k in kernels if (why := measured.results[k.id].refused)}
@@ -150,6 +155,8 @@ def certify(
         if any(line.worse for line in now):
             say(f"{operator.task}: slower than before? measuring once more")
             doubted.append((operator, right, kind))
+    if not sessions:
+        raise TaskError("; ".join(wrong.values()))
     for (operator, _, _), again in zip(doubted, measure_again(doubted, host, say), strict=True):
         lines = confirmed(lines, list(compared(operator, again.device)))
     device = sessions[-1][1].device.name
@@ -178,6 +185,26 @@ def chosen(library: LibraryRecord, names: Sequence[str]) -> list[OperatorRecord]
     return [o for o in library.operators if not names or o.task in names]
 
 
+def measure_each(
+    wanted: Sequence[tuple[OperatorRecord, Sequence[KernelRecord], Kind]],
+    host: ExportHost,
+    say: Say,
+) -> list[LibraryTimes | TaskError]:
+    """`measure_again`, with an error in the place of an operator whose task is refused. If there is
+    such a one, the others are measured one after the other.
+
+    Raises:
+        As `ExportHost.measure`, but for `TaskError`.
+    """
+    try:
+        return [*measure_again(wanted, host, say)]
+    except TaskError as e:
+        if len(wanted) == 1:
+            return [e]
+    say("a task of the library is refused: one operator after the other")
+    return [found for each in wanted for found in measure_each([each], host, say)]
+
+
 def measure_again(
     wanted: Sequence[tuple[OperatorRecord, Sequence[KernelRecord], Kind]],
     host: ExportHost,
@@ -187,7 +214,7 @@ def measure_again(
     tasks; on a GPU side by side.
 
     Raises:
-        As `ExportHost.measure`.
+        As `ExportHost.measure`; the text of a `TaskError` says that the task is the library's.
     """
     folder = Path(tempfile.mkdtemp(prefix="kagent-tasks-"))
     try:
@@ -198,6 +225,12 @@ def measure_again(
             task = restored_task(operator, folder / str(i))
             measurements.append(Measurement(task, kind, entrants))
         return host.measure(measurements, say)
+    except TaskError as e:
+        text = re.sub(rf"{re.escape(str(folder))}/\d+/", "", str(e))
+        raise TaskError(
+            f"this version of kagent refuses the task that the library has ({text}): export the "
+            "operator again"
+        ) from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
