@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 
+from kagent_sandbox.device import device_memory
 from kagent_sandbox.device.baseline_calls import BaselineCall, make_call
 from kagent_sandbox.device.cpu.facts import usable_cores
 
@@ -40,9 +42,11 @@ def compile_only(call: BaselineCall, device: torch.device, alone: Alone) -> None
         Exception: It cannot be compiled, or lacks memory for a variant.
     """
     function = make_call(call, device, drawn=False)
+    turn = _Turn(alone, _tensors(function.keywords.values()))
     with contextlib.ExitStack() as stack:
-        for patch in (*_patches(_Turn(alone)), *fitting_patches()):
-            stack.enter_context(patch)
+        for patches in (_patches(turn), fitting_patches(device)):
+            for patch in patches:  # each is entered before the next is made: some are of one name
+                stack.enter_context(patch)
         try:
             function()
         except _Compiled:
@@ -50,11 +54,26 @@ def compile_only(call: BaselineCall, device: torch.device, alone: Alone) -> None
         raise RuntimeError("the compiler compiled nothing")
 
 
-class _Turn:
-    """Has functions called with the device alone; those that they call have it already."""
+def _tensors(values: Iterable[object]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list):
+            yield from _tensors(value)
 
-    def __init__(self, alone: Alone) -> None:
+
+class _Turn:
+    """Has functions called with the device alone; those that they call have it already.
+
+    Args:
+        alone: See `compile_only`.
+        inputs: Are not needed any more when variants are timed: the compiler knows their shapes.
+            Their memory is given back, since others may have the device first.
+    """
+
+    def __init__(self, alone: Alone, inputs: Iterable[torch.Tensor]) -> None:
         self._alone = alone
+        self._inputs = list(inputs)
         self._inside = False
 
     def having(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,6 +82,8 @@ class _Turn:
         def call(*arguments: object, **named: object) -> object:
             if self._inside:
                 return function(*arguments, **named)
+            while self._inputs:
+                self._inputs.pop().untyped_storage().resize_(0)
             with self._alone():
                 self._inside = True
                 try:
@@ -103,29 +124,53 @@ def _patches(turn: _Turn) -> Iterator[contextlib.AbstractContextManager[object]]
     yield mock.patch.object(select_algorithm, "get_num_workers", usable_cores)
 
 
-def fitting_patches() -> Iterator[contextlib.AbstractContextManager[object]]:
+def fitting_patches(
+    device: torch.device,
+) -> Iterator[contextlib.AbstractContextManager[object]]:
     """Patches of torch's compiler that make a lack of memory for one variant an error.
 
     The compiler takes such a variant for one that does not work and chooses among the others. The
-    memory may be held by others meanwhile, and the variant be the fastest.
+    memory may be held by others meanwhile, and the variant be the fastest. One that the whole
+    device has no room for is left to the compiler.
     """
+    from torch._inductor.codegen.triton import TritonScheduling
     from torch._inductor.select_algorithm import AlgorithmSelectorCache
 
-    one, several = AlgorithmSelectorCache.benchmark_choice, AlgorithmSelectorCache.benchmark_choices
-    lacks: list[torch.OutOfMemoryError] = []
+    lacks: list[Exception] = []
 
-    def note(*arguments: Any, **named: Any) -> float:
+    def noting(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: object, **named: object) -> object:
+            try:
+                return function(*arguments, **named)
+            except Exception as e:
+                if device_memory.shared_lack(e, device, 0) is not None:
+                    lacks.append(e)
+                raise
+
+        return call
+
+    def refusing(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: object, **named: object) -> object:
+            lacks.clear()
+            found = function(*arguments, **named)
+            if lacks:
+                raise lacks.pop()
+            return found
+
+        return call
+
+    one = staticmethod(noting(AlgorithmSelectorCache.benchmark_choice))
+    yield mock.patch.object(AlgorithmSelectorCache, "benchmark_choice", one)
+    several = staticmethod(refusing(AlgorithmSelectorCache.benchmark_choices))
+    yield mock.patch.object(AlgorithmSelectorCache, "benchmark_choices", several)
+    time = refusing(TritonScheduling.benchmark_codegened_module)
+
+    def time_fused(scheduling: object, module: Any, *rest: Any, **named: Any) -> object:
+        module.call = noting(module.call)
         try:
-            return one(*arguments, **named)
-        except torch.OutOfMemoryError as e:
-            lacks.append(e)
+            return time(scheduling, module, *rest, **named)
+        except Exception:  # the compiler has written down that it takes for ever
+            Path(module.__file__).with_suffix(".kernel_perf").unlink(missing_ok=True)
             raise
 
-    def refuse(*arguments: Any, **named: Any) -> dict[Any, float]:
-        times = several(*arguments, **named)
-        if lacks:
-            raise lacks.pop()
-        return times
-
-    yield mock.patch.object(AlgorithmSelectorCache, "benchmark_choice", staticmethod(note))
-    yield mock.patch.object(AlgorithmSelectorCache, "benchmark_choices", staticmethod(refuse))
+    yield mock.patch.object(TritonScheduling, "benchmark_codegened_module", time_fused)

@@ -235,6 +235,7 @@ def task_folder(tmp_path):
         "RuntimeError('CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`')",
         "RuntimeError('cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED')",
         "RuntimeError('Triton Error [CUDA]: out of memory')",
+        "RuntimeError('LoweringException: OutOfMemoryError: CUDA out of memory. Tried to')",
     ],
 )
 def test_a_reference_without_memory_is_no_fault_of_the_task(task_folder, error):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import statistics
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from kagent_sandbox.data.race import COMPILE_MODES
 from kagent_sandbox.device import compiler_cache
 from kagent_sandbox.device.baseline_calls import (
     SAMPLES,
@@ -17,6 +19,7 @@ from kagent_sandbox.device.baseline_calls import (
     MeasuredBaseline,
     make_call,
 )
+from kagent_sandbox.device.compile_only import fitting_patches
 from kagent_sandbox.device.cuda.driver import GpuError
 from kagent_sandbox.device.cuda.memory import make_current
 from kagent_sandbox.device.cuda.timing import Clock, Graph, Work
@@ -133,9 +136,12 @@ def measurer(index: int) -> Callable[[BaselineCall], MeasuredBaseline]:
     clock = Clock(torch.device("cuda", index))
 
     def measure(call: BaselineCall) -> MeasuredBaseline:
-        with torch.cuda.stream(clock.stream):
-            function = make_call(call, clock.device)
-        baseline = ready(function, clock)
+        with contextlib.ExitStack() as stack:
+            for patch in fitting_patches(clock.device) if call.name in COMPILE_MODES else ():
+                stack.enter_context(patch)
+            with torch.cuda.stream(clock.stream):
+                function = make_call(call, clock.device)
+            baseline = ready(function, clock)
         us = statistics.median(clock.samples([baseline.work], SAMPLES))
         result = MeasuredBaseline(us, baseline.captured, baseline.peak_bytes)
         baseline.close()

@@ -127,13 +127,15 @@ class _Server:
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         """Have the device alone. An error inside is the answer to `TIME`."""
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
         self._context.channel.send({"ok": WAITS})
         self._expect(TIME)
         try:
             yield
         finally:
             torch.cuda.synchronize()
-            torch.cuda.empty_cache()  # others need the memory in their turns
+            torch.cuda.empty_cache()  # others need the memory in their turns, as before
         self._context.channel.send({"ok": None})
         self._expect(GO_ON)
 
@@ -158,7 +160,7 @@ class _Server:
             had_bytes = device_memory.begin_request(executor.clock.device)
             try:
                 with contextlib.ExitStack() as stack:
-                    for patch in fitting_patches():
+                    for patch in fitting_patches(executor.clock.device):
                         stack.enter_context(patch)
                     with torch.cuda.stream(executor.clock.stream):
                         function = make_call(call, executor.clock.device)

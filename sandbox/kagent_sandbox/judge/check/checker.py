@@ -307,7 +307,12 @@ class Checker:
         ]
         found = element_errors(readings)
         if self.sampler.spots_are_torchs:
-            for reading, number in differing(readings, found, limits):
+            # Torch errs, too: what differs from it by the rest is within the reference's limit.
+            rest = [
+                max(0.0, limit - yardstick.element)
+                for limit, yardstick in zip(limits, yardsticks, strict=True)
+            ]
+            for reading, number in differing(readings, found, rest):
                 draw, places = reading.draws[number], reading.places(number)
                 reading.hold_against(number, self.sampler.exact_spot_checks(draw, places))
             found = element_errors(readings)

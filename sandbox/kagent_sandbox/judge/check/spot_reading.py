@@ -169,7 +169,8 @@ def differing(
     readings: Sequence[SpotReading], errors: Sequence[torch.Tensor], limits: Sequence[float]
 ) -> list[tuple[SpotReading, int]]:
     """Return the readings, each with the number of a placement, of which an element of any result
-    differs by more than that result's limit.
+    differs from torch's by more than that result's limit, or torch's is not finite: it overflows
+    where the reference does not.
 
     Args:
         readings: The readings.
@@ -177,6 +178,10 @@ def differing(
         limits: Of each result.
     """
     over = [~(e <= limit) for e, limit in zip(errors, limits, strict=True)]  # NaN is over
+    for i, wrong in enumerate(over):
+        torchs = torch.cat([r.spot_checks[i].expected for r in readings])
+        if torchs.dtype.is_floating_point:
+            wrong |= ~torchs.isfinite()
     if not any(bool(o.any()) for o in over):
         return []
     draws = [(r, n) for r in readings for n in range(len(r.draws))]

@@ -10,6 +10,7 @@ from kagent_sandbox.data.verdict import Stage, Status
 from kagent_sandbox.device.cpu.traits import TRAITS as CPU
 from kagent_sandbox.device.traits import InputPolicy
 from kagent_sandbox.judge.arena.session import CandidateRejected
+from kagent_sandbox.judge.check import numerics
 from kagent_sandbox.judge.check.checker import Checker
 from kagent_sandbox.judge.check.inputs import InputSampler
 from kagent_sandbox.judge.check.spot_checks import choose_spot_checks, spot_checks_at
@@ -203,3 +204,24 @@ def test_exact_spot_checks_are_those_that_are_chosen(width):
     exact = spot_checks_at(chosen.index.flatten(), reference, torch.float32, 1.0)
     assert torch.equal(exact.expected, chosen.expected.flatten())
     assert torch.equal(exact.magnitude, chosen.magnitude.flatten())
+
+
+OVERFLOWS = REFERENCE.replace("return x + 4096 - 4096 if x[0, 0] > 0 else x", "return x / (x > 0)")
+
+
+@pytest.mark.parametrize("as_torch", [True, False])
+def test_infinities_are_where_the_reference_has_them(tmp_path, as_torch):
+    """As in checks: torch may overflow where the reference does not."""
+    checker = checker_of(tmp_path, OVERFLOWS, InputPolicy())
+    checker.sampler._yardsticks = {}
+    case = checker.task.cpu.bench[0]
+    few = numerics.Errors(0.0, 0.0, 0.0)
+    checker.sampler._yardsticks[case.name] = (few,)
+    input_set = checker.sampler.fresh(case, 1)
+    x = input_set.tensors["x"]
+    reading = read(checker, input_set, x / (x > 0) if as_torch else x)
+    if as_torch:
+        with pytest.raises(CandidateRejected, match="wrong where it was timed"):
+            checker.compare_spot_checks([reading], case)
+    else:
+        checker.compare_spot_checks([reading], case)
