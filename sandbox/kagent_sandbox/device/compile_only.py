@@ -43,10 +43,7 @@ def compile_only(call: BaselineCall, device: torch.device, alone: Alone) -> None
     """
     function = make_call(call, device, drawn=False)
     turn = _Turn(alone, _tensors(function.keywords.values()))
-    with contextlib.ExitStack() as stack:
-        for patches in (_patches(turn), fitting_patches(device)):
-            for patch in patches:  # each is entered before the next is made: some are of one name
-                stack.enter_context(patch)
+    with _compiling(turn), refusing_lacks(device):  # in this order: both patch one function
         try:
             function()
         except _Compiled:
@@ -94,7 +91,9 @@ class _Turn:
         return call
 
 
-def _patches(turn: _Turn) -> Iterator[contextlib.AbstractContextManager[object]]:
+@contextlib.contextmanager
+def _compiling(turn: _Turn) -> Iterator[None]:
+    """Have torch's compiler stop before anything runs, and time variants in turns."""
     from torch._inductor import select_algorithm
     from torch._inductor.codegen.triton import TritonScheduling
     from torch._inductor.output_code import CompiledFxGraph
@@ -104,11 +103,6 @@ def _patches(turn: _Turn) -> Iterator[contextlib.AbstractContextManager[object]]
     def stop(*_: object, **__: object) -> None:
         raise _Compiled
 
-    yield mock.patch.object(CompiledFxGraph, "__call__", stop)
-    # All variants of one product in one turn.
-    choose = staticmethod(turn.having(AlgorithmSelectorCache.benchmark_in_current_process))
-    yield mock.patch.object(AlgorithmSelectorCache, "benchmark_in_current_process", choose)
-    # A product with what follows it in one kernel: its first run, its configurations, itself.
     time_fused = turn.having(TritonScheduling.benchmark_codegened_module)
 
     def compile_and_time(scheduling: object, module: Any, *rest: Any, **named: Any) -> object:
@@ -116,18 +110,26 @@ def _patches(turn: _Turn) -> Iterator[contextlib.AbstractContextManager[object]]
             module.triton_.precompile()
         return time_fused(scheduling, module, *rest, **named)
 
-    yield mock.patch.object(TritonScheduling, "benchmark_codegened_module", compile_and_time)
+    choose = staticmethod(turn.having(AlgorithmSelectorCache.benchmark_in_current_process))
     kind = type(benchmarker)
-    for name in ("benchmark", "benchmark_gpu"):  # whoever else times
-        yield mock.patch.object(kind, name, turn.having(getattr(kind, name)))
-    # Twenty variants of a product in float32 take a core minutes. Threads need no processes.
-    yield mock.patch.object(select_algorithm, "get_num_workers", usable_cores)
+    with (
+        mock.patch.object(CompiledFxGraph, "__call__", stop),
+        # All variants of one product in one turn.
+        mock.patch.object(AlgorithmSelectorCache, "benchmark_in_current_process", choose),
+        # A product with what follows it in one kernel: its first run, its configurations, itself.
+        mock.patch.object(TritonScheduling, "benchmark_codegened_module", compile_and_time),
+        # Whoever else times.
+        mock.patch.object(kind, "benchmark", turn.having(kind.benchmark)),
+        mock.patch.object(kind, "benchmark_gpu", turn.having(kind.benchmark_gpu)),
+        # Twenty variants of a product in float32 take a core minutes. Threads need no processes.
+        mock.patch.object(select_algorithm, "get_num_workers", usable_cores),
+    ):
+        yield
 
 
-def fitting_patches(
-    device: torch.device,
-) -> Iterator[contextlib.AbstractContextManager[object]]:
-    """Patches of torch's compiler that make a lack of memory for one variant an error.
+@contextlib.contextmanager
+def refusing_lacks(device: torch.device) -> Iterator[None]:
+    """Have torch's compiler raise an error where one variant lacks memory.
 
     The compiler takes such a variant for one that does not work and chooses among the others. The
     memory may be held by others meanwhile, and the variant be the fastest. One that the whole
@@ -160,9 +162,7 @@ def fitting_patches(
         return call
 
     one = staticmethod(noting(AlgorithmSelectorCache.benchmark_choice))
-    yield mock.patch.object(AlgorithmSelectorCache, "benchmark_choice", one)
     several = staticmethod(refusing(AlgorithmSelectorCache.benchmark_choices))
-    yield mock.patch.object(AlgorithmSelectorCache, "benchmark_choices", several)
     time = refusing(TritonScheduling.benchmark_codegened_module)
 
     def time_fused(scheduling: object, module: Any, *rest: Any, **named: Any) -> object:
@@ -173,4 +173,9 @@ def fitting_patches(
             Path(module.__file__).with_suffix(".kernel_perf").unlink(missing_ok=True)
             raise
 
-    yield mock.patch.object(TritonScheduling, "benchmark_codegened_module", time_fused)
+    with (
+        mock.patch.object(AlgorithmSelectorCache, "benchmark_choice", one),
+        mock.patch.object(AlgorithmSelectorCache, "benchmark_choices", several),
+        mock.patch.object(TritonScheduling, "benchmark_codegened_module", time_fused),
+    ):
+        yield

@@ -452,11 +452,9 @@ class JudgeClient:
 
     def _ask_ahead(self, request: Mapping[str, object]) -> None:
         """Have baselines compiled, step by step, each in the turn on the device that it needs."""
-        verb: object = "ahead"
-        while verb is not None:
-            answer = cast("dict[str, object]", self._ask(str(verb), request))
-            request, needs = {}, answer["needs"]
-            verb = None if needs is None else f"ahead {needs}"
+        answer = self._ask("ahead", request)
+        while (needs := cast("dict[str, object]", answer)["needs"]) is not None:
+            answer = self._ask(f"ahead {needs}")
 
     def _restart(self) -> None:
         """A new judge in the place of one that is gone. It has no candidates yet.

@@ -18,15 +18,14 @@ ERRORS: Mapping[str, type[KagentError]] = {
 """Errors by name that the judge's process may report and the client raises again."""
 
 
+AHEAD: Mapping[str, Mode] = {"ahead": "work", "ahead timing": "timing", "ahead work": "work"}
+"""Steps of compiling ahead, the first and further ones, and how they need the device."""
 USES: Mapping[str, Mode] = {
+    **AHEAD,
     **dict.fromkeys(("ceilings", "noise", "baselines", "sweep", "measure", "race"), "timing"),
-    **dict.fromkeys(("open", "ahead", "check", "examine", "health"), "work"),
-    "ahead timing": "timing",
-    "ahead work": "work",
+    **dict.fromkeys(("open", "check", "examine", "health"), "work"),
 }
 """Requests for which the device is needed, and how."""
-AHEAD = ("ahead", "ahead timing", "ahead work")
-"""Steps of compiling ahead: the first, and further ones."""
 
 
 @dataclass(frozen=True)

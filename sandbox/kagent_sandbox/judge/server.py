@@ -225,17 +225,14 @@ class JudgeServer:
         """Take the next step of compiling ahead. The answer is the turn that the one after it
         needs, None after the last.
         """
-        if self._steps is None:  # the one before failed
+        if self._steps is None:
             return {"needs": None}
         try:
             return {"needs": next(self._steps)}
         except StopIteration as end:
-            self._compiled |= set(end.value)
+            self._compiled |= set(end.value or ())  # None: a step before failed
             self._steps = None
             return {"needs": None}
-        except BaseException:
-            self._steps = None
-            raise
 
     def _end_steps(self) -> None:
         """End what compiles ahead, if somebody did not wait for it."""

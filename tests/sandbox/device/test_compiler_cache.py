@@ -425,7 +425,7 @@ import torch
 from torch._dynamo.utils import counters
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.device.baseline_calls import BaselineCall, make_call
-from kagent_sandbox.device.compile_only import _patches, _Turn, compile_only
+from kagent_sandbox.device.compile_only import _compiling, _Turn, compile_only
 from kagent_sandbox.device.device_memory import lacks_memory
 from kagent_sandbox.judge.timing.baselines import baseline_call
 from torch._inductor import select_algorithm
@@ -455,9 +455,7 @@ if sys.argv[3] == "only":
     assert did[0] == "alone" and did[-1] == "others" and did.count("alone") == did.count("others")
     assert did.count("variant") >= 2, did
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # as in launchers
-    with contextlib.ExitStack() as stack:
-        for patch in _patches(_Turn(alone, ())):
-            stack.enter_context(patch)
+    with _compiling(_Turn(alone, ())):
         print("variants at once:", select_algorithm.get_num_workers(), "of", usable_cores())
         sys.version_info = SimpleNamespace(major=3, minor=12, micro=0)  # torch skips it in 3.11.8
         variant = mock.Mock(**{{"kernel_hash_key.return_value": "a variant"}})

@@ -19,7 +19,7 @@ from kagent_sandbox.device.baseline_calls import (
     MeasuredBaseline,
     make_call,
 )
-from kagent_sandbox.device.compile_only import fitting_patches
+from kagent_sandbox.device.compile_only import refusing_lacks
 from kagent_sandbox.device.cuda.driver import GpuError
 from kagent_sandbox.device.cuda.memory import make_current
 from kagent_sandbox.device.cuda.timing import Clock, Graph, Work
@@ -136,9 +136,8 @@ def measurer(index: int) -> Callable[[BaselineCall], MeasuredBaseline]:
     clock = Clock(torch.device("cuda", index))
 
     def measure(call: BaselineCall) -> MeasuredBaseline:
-        with contextlib.ExitStack() as stack:
-            for patch in fitting_patches(clock.device) if call.name in COMPILE_MODES else ():
-                stack.enter_context(patch)
+        compiles = call.name in COMPILE_MODES  # importing the compiler takes seconds
+        with refusing_lacks(clock.device) if compiles else contextlib.nullcontext():
             with torch.cuda.stream(clock.stream):
                 function = make_call(call, clock.device)
             baseline = ready(function, clock)

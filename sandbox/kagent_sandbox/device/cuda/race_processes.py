@@ -127,9 +127,10 @@ class RaceProcesses:
         while True:
             try:
                 if lane.process is None:
-                    if not left:
+                    try:
+                        lane.call, call = left.popleft()
+                    except IndexError:
                         return
-                    lane.call, call = left.popleft()
                     lane.process = self.connection()
                     lane.process.send({"do": "compile", **described({call.name: call})})
                 else:
@@ -140,8 +141,6 @@ class RaceProcesses:
                 if said == WAITS:
                     return
                 made[lane.call] = blob
-            except IndexError:  # another lane took the last one
-                return
             except DeviceError:
                 pass
             lane.end()

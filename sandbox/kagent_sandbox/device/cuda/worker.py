@@ -25,7 +25,7 @@ from kagent_sandbox.device.compile_only import (
     TIME,
     WAITS,
     compile_only,
-    fitting_patches,
+    refusing_lacks,
 )
 from kagent_sandbox.device.cuda import ceilings as gpu_ceilings
 from kagent_sandbox.device.cuda.baselines import ready
@@ -127,15 +127,13 @@ class _Server:
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         """Have the device alone. An error inside is the answer to `TIME`."""
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
+        _give_memory_back()  # others have the device first
         self._context.channel.send({"ok": WAITS})
         self._expect(TIME)
         try:
             yield
         finally:
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()  # others need the memory in their turns, as before
+            _give_memory_back()
         self._context.channel.send({"ok": None})
         self._expect(GO_ON)
 
@@ -159,9 +157,7 @@ class _Server:
         for key, call in self._calls(request):
             had_bytes = device_memory.begin_request(executor.clock.device)
             try:
-                with contextlib.ExitStack() as stack:
-                    for patch in fitting_patches(executor.clock.device):
-                        stack.enter_context(patch)
+                with refusing_lacks(executor.clock.device):
                     with torch.cuda.stream(executor.clock.stream):
                         function = make_call(call, executor.clock.device)
                     baseline = ready(function, executor.clock)
@@ -185,3 +181,8 @@ class _Server:
         for key, record in request["calls"].items():
             record["reference"] = str(references[record["reference"]])
             yield key, from_json(BaselineCall, record)
+
+
+def _give_memory_back() -> None:
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()

@@ -312,10 +312,11 @@ class Checker:
                 max(0.0, limit - yardstick.element)
                 for limit, yardstick in zip(limits, yardsticks, strict=True)
             ]
-            for reading, number in differing(readings, found, rest):
-                draw, places = reading.draws[number], reading.places(number)
-                reading.hold_against(number, self.sampler.exact_spot_checks(draw, places))
-            found = element_errors(readings)
+            if doubted := differing(readings, found, rest):
+                for reading, number in doubted:
+                    draw, places = reading.draws[number], reading.places(number)
+                    reading.hold_against(number, self.sampler.exact_spot_checks(draw, places))
+                found = element_errors(readings)
         for i, (result, dtype, errors, limit) in enumerate(
             zip(self.task.compared, dtypes, found, limits, strict=True)
         ):

@@ -89,19 +89,24 @@ class SpotReading:
             exact: Spot checks of its `places`, result by result.
         """
         for i, found in enumerate(exact):
-            start = sum(self.counts(i)[:number])
-            part = slice(start, start + len(found.index))
+            part = self._part(i, number)
             expected = self.spot_checks[i].expected.to(found.expected.dtype, copy=True)
             magnitude = self.spot_checks[i].magnitude.clone()
             expected[part], magnitude[part] = found.expected, found.magnitude
             self.spot_checks[i] = SpotChecks(self.spot_checks[i].index, expected, magnitude)
+
+    def _part(self, result: int, number: int) -> slice:
+        """Places of one placement among all that were read of a result."""
+        counts = self.counts(result)
+        start = sum(counts[:number])
+        return slice(start, start + counts[number])
 
     def unequal(self) -> list[int]:
         """Numbers of the placements with a value that is not the reference's."""
         found: set[int] = set()
         for i, values in enumerate(self.values()):
             wrong = values != self.spot_checks[i].expected.to(values.dtype)
-            parts = torch.split(wrong, [len(p) for p in self._places[i]])
+            parts = torch.split(wrong, self.counts(i))
             found |= {number for number, part in enumerate(parts) if bool(part.any())}
         return sorted(found)
 
@@ -118,9 +123,8 @@ class SpotReading:
         for i, (values, mask) in enumerate(zip(self.values(), masks, strict=True)):
             if mask is None:
                 continue
-            start = sum(len(p) for p in self._places[i][:number])
             at = self._places[i][number]
-            part = slice(start, start + len(at))
+            part = self._part(i, number)
             seen = outputs[i].reshape(-1)[at]
             accepted = self.accepted[i]
             if accepted is None:
@@ -185,7 +189,7 @@ def differing(
     if not any(bool(o.any()) for o in over):
         return []
     draws = [(r, n) for r in readings for n in range(len(r.draws))]
-    parts = [torch.split(o, [r.counts(i)[n] for r, n in draws]) for i, o in enumerate(over)]
+    parts = [_by_draw(readings, i, o) for i, o in enumerate(over)]
     return [
         draw
         for draw, own in zip(draws, zip(*parts, strict=True), strict=True)
@@ -203,8 +207,14 @@ def worst_by_draw(
         result: Number of the result.
         errors: Its errors, as `element_errors` has them.
     """
-    draws = [(n, d) for r in readings for n, d in zip(r.counts(result), r.draws, strict=True)]
-    parts = torch.split(errors.nan_to_num(nan=torch.inf, posinf=torch.inf), [n for n, _ in draws])
+    parts = _by_draw(readings, result, errors.nan_to_num(nan=torch.inf, posinf=torch.inf))
     worst = [float(p.amax()) if p.numel() else 0.0 for p in parts]
-    pairs = zip(worst, (d for _, d in draws), strict=True)
+    pairs = zip(worst, (d for r in readings for d in r.draws), strict=True)
     return sorted(pairs, key=lambda pair: -pair[0])
+
+
+def _by_draw(
+    readings: Sequence[SpotReading], result: int, values: torch.Tensor
+) -> Sequence[torch.Tensor]:
+    """Values of a result's elements as `element_errors` has them, apart for each draw."""
+    return torch.split(values, [n for r in readings for n in r.counts(result)])

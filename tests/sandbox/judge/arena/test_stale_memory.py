@@ -1,3 +1,5 @@
+from unittest import mock
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,11 +24,8 @@ class Counted(TorchDispatchMode):
 def test_memory_holds_stale_values_again_and_again(size, nbytes, at_once):
     stale = torch.arange(size, dtype=torch.uint8)
     memory = torch.full((nbytes,), 200, dtype=torch.uint8)
-    before, placement._FILLED_AT_ONCE = placement._FILLED_AT_ONCE, at_once
-    try:
+    with mock.patch.object(placement, "_FILLED_AT_ONCE", at_once):
         _fill(memory, stale)
-    finally:
-        placement._FILLED_AT_ONCE = before
     expected = [i % size for i in range(nbytes)] if size else [0xFF] * nbytes
     assert memory.tolist() == expected
 
