@@ -11,7 +11,7 @@ judges    One run with a scripted model, judged on N GPUs, for each N of `--devi
           the largest N, the final race on two of them.
 campaign  A campaign over `--tasks` on N GPUs, in slices, each in a process that starts a judge.
 
-Each search ends after `--search-s`; that of one run has a minute more, for the start of its judges.
+Each search ends after `--search-s`; that of one run has 90 s more, for the start of its judges.
 The table at the end has, for each N, replies and evaluations
 an hour; the share of the rate of N single GPUs that this is; and what `fleet_simulation.py` makes
 of N GPUs if replies become what they became on one. Of a campaign it has two rates: while it
@@ -24,7 +24,8 @@ devices. No part of a stage begins after `--limit-s`. One that fails is told, an
 files in `--out` are written after each.
 
 The scripted model gives a task's seeds with other values of their tunables, each once: 100 answers
-for softmax on a GPU, 216 for rms_norm. What it says again counts for nothing, and is told.
+for softmax on a GPU, 216 for rms_norm, which four GPUs need. What it says again counts for nothing,
+and is told.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ ROWS = {"gpu": 8000, "cpu": 1000}  # of the planted kernels
 # Calls of the model at once, for each device. On the CPU nothing is timed while others are built.
 IN_FLIGHT = {"gpu": 12, "cpu": 2}
 MOST_IN_FLIGHT = 64  # of a run
-STARTS_S = 60.0  # that judges may take to start where nothing of torch is in memory yet
+STARTS_S = 90.0  # that judges may take to start where nothing of torch is in memory yet
 MORE_THAN_ENOUGH = 4000  # evaluations a GPU: time ends a search
 LOOK_AT = (3, 20)  # evaluations after which it is asked which GPUs the judges' processes see
 Tell = Callable[[str], None]

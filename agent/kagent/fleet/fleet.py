@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 
 from kagent_sandbox.builder.client import Builder
 from kagent_sandbox.data.kind import Kind
@@ -17,7 +18,7 @@ from kagent_sandbox.process.temporary_space import temporary_space
 
 from kagent.config.settings import Config, cores
 from kagent.fleet.ray_fleet import RayFleet
-from kagent.fleet.station import Fleet, Say, Station
+from kagent.fleet.station import Fleet, Say, Station, open_judges
 
 LOCAL = "local"
 
@@ -67,13 +68,20 @@ class LocalFleet:
         device, jobs = device_for(kind), jobs or cores()
         with contextlib.ExitStack() as opened:
             builder = opened.enter_context(Builder(jobs, on_wait=say))
-            judge, *others = (
-                opened.enter_context(
-                    JudgeClient(
-                        task.folder, device, secret, index=index, race_s=race_s, on_wait=say
+            judge, *others = open_judges(
+                opened,
+                [
+                    partial(
+                        JudgeClient,
+                        task.folder,
+                        device,
+                        secret,
+                        index=index,
+                        race_s=race_s,
+                        on_wait=say,
                     )
-                )
-                for index in range(judges)
+                    for index in range(judges)
+                ],
             )
             say("trying the isolation")
             with temporary_space():

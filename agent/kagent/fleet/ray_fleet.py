@@ -24,7 +24,7 @@ from kagent.fleet.ray_builders import RayBuilder, require_same
 from kagent.fleet.ray_calls import alive, end_workers, result_of
 from kagent.fleet.ray_cluster import ACCELERATOR, ROLE, Node, connect, nodes
 from kagent.fleet.ray_judge import RayLink
-from kagent.fleet.station import Say, Station
+from kagent.fleet.station import Say, Station, open_judges
 from kagent.fleet.worker import BuildWorker, JudgeWorker, task_files
 
 MOST_BUILDERS = 8
@@ -103,17 +103,19 @@ class RayFleet:
             say("trying the isolation")
             canaries = _canaries(ray, workers)
             files = task_files(task)
-            judge, *others = (
-                stack.enter_context(
-                    JudgeClient(
+            judge, *others = open_judges(
+                stack,
+                [
+                    partial(
+                        JudgeClient,
                         task.folder,
                         device_for(kind),
                         secret,
                         race_s=race_s,
                         connect=partial(RayLink, ray, worker, files, say, self._wait_s),
                     )
-                )
-                for worker in judge_workers
+                    for worker in judge_workers
+                ],
             )
             tiers = [Tier(result_of(ray.get(b.isolation.remote()))) for b in builders]
             builder = RayBuilder(ray, builders, same, say, self._wait_s)

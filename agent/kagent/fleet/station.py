@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -48,6 +49,32 @@ class Station:
     canaries: Mapping[str, str | None]
     places: Mapping[str, str]
     others: tuple[JudgeClient, ...] = ()
+
+
+def open_judges(
+    opened: contextlib.ExitStack, starts: Sequence[Callable[[], JudgeClient]]
+) -> list[JudgeClient]:
+    """Start judges side by side: each takes seconds to import torch and to open its device.
+
+    Args:
+        opened: Closes them, also those that have started when another does not.
+        starts: What starts each, at least one. The others' are called in threads of their own.
+
+    Raises:
+        Exception: What the first of them that failed raised.
+    """
+    first, *others = starts
+    threads = opened.enter_context(ThreadPoolExecutor(len(starts)))
+    pending = [threads.submit(start) for start in others]
+    for each in pending:
+        opened.callback(_close, each)
+    return [opened.enter_context(first()), *(each.result() for each in pending)]
+
+
+def _close(pending: Future[JudgeClient]) -> None:
+    """Close a judge once it has started; one that did not has closed itself."""
+    with contextlib.suppress(Exception):
+        pending.result().close()
 
 
 class Fleet(Protocol):

@@ -299,6 +299,21 @@ def test_inductor_that_takes_too_much_cpu_time_is_the_reason_for_no_seed(make, m
     assert outcome.reason == "Inductor took longer than 1 s of CPU time"
 
 
+def test_a_tile_has_sides_of_its_own_beside_blocks_of_one_dimension():
+    """With 1024 columns of the other kernel it had 32,768 elements: a transposed convolution in 3D
+    at 0.04 times torch's best, and another that took a minute to compile (H200).
+    """
+    file = triton.TritonFile(SimpleNamespace())
+
+    def elements(*blocks):
+        kernel = SimpleNamespace(blocks=blocks, dot=False, reduces=False)
+        names = [file._block(kernel, block, {}) for block in blocks]
+        return math.prod(file.tunables[name][0] for name in names)
+
+    assert elements("XBLOCK") == elements("YBLOCK", "XBLOCK") == 1024
+    assert len(file.tunables) == 3
+
+
 @pytest.mark.parametrize("kind", ["gpu", "cpu"])
 def test_an_argument_in_place_is_written_with_and_without_padding(make, kind):
     task = TASK.replace(

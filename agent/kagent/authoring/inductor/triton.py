@@ -413,9 +413,10 @@ class TritonFile:
         elif kernel.reduces:
             prefix, value = ("INNER_", 1) if kernel.inner else ("OUTER_", 32)
             values = [1, 2, 4] if kernel.inner else [16, 32, 64]
+        elif axes > 1:
+            prefix, value, values = "TILE_", 32, [16, 32, 64]
         else:
-            prefix, value = "", 1024 if axes == 1 else 32
-            values = [256, 512, 1024, 2048] if axes == 1 else [16, 32, 64]
+            prefix, value, values = "", 1024, [256, 512, 1024, 2048]
         constant = self._tunable(prefix + block, value, values)
         if block == "R0_BLOCK" and not kernel.dot:
             return f"min({constant}, triton.next_power_of_2({sizes['r0_numel']}))"
