@@ -41,6 +41,7 @@ def test_it_is_what_its_record_says(folder, tmp_path):
     require_certified(folder, tmp_path)
 
 
+@pytest.mark.sampled(one_in=2)
 def test_every_operator_falls_back_and_passes_opcheck(folder, bare_python):
     names = [o.task for o in read_library(folder).library.operators]
     assert operators_called(folder, bare_python) == sorted(names)

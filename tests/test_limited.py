@@ -62,6 +62,7 @@ def test_cores_are_shared(ended, monkeypatch):
     assert ended[1].out == "1\n"
 
 
+@pytest.mark.nightly
 def test_a_limit_ends_all_that_a_command_has_started(ended, tmp_path):
     began = time.monotonic()
     commands = {"slow": in_background(tmp_path), "next": command("print(1)")}

@@ -108,6 +108,7 @@ def test_every_kernel_of_gluon_that_gives_out_roles_has_such_places():
         assert any(line.startswith("def ") for line in found)
 
 
+@pytest.mark.nightly
 def test_kernels_are_called_and_compared(tmp_path):
     """Without a tool, on this CPU; then with one kernel whose results are a little too large."""
     record, folder = cpu_library(), tmp_path / "made"

@@ -68,7 +68,7 @@ def checked_results(request, evaluator):
     return results(request, evaluator, "test_checked_item")
 
 
-@pytest.mark.sampled(of="entry", one_in=4)
+@pytest.mark.sampled(of="entry", one_in=8)
 @pytest.mark.alone
 @pytest.mark.timeout(1200)  # the first one waits for all
 @pytest.mark.parametrize(("entry", "twin"), list(cases(timed=True)))
@@ -76,7 +76,7 @@ def test_timed_item(entry, twin, timed_results):
     assert_verdict(entry, twin, timed_results[entry])
 
 
-@pytest.mark.sampled(of="entry", one_in=5)
+@pytest.mark.sampled(of="entry", one_in=8)
 @pytest.mark.timeout(1200)  # the first one waits for all
 @pytest.mark.parametrize(("entry", "twin"), list(cases(timed=False)))
 def test_checked_item(entry, twin, checked_results):

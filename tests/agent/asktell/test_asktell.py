@@ -332,6 +332,7 @@ def cut(run, place, count):
     return place
 
 
+@pytest.mark.nightly
 def test_a_process_killed_between_any_two_events_loses_nothing_before(tmp_path):
     run = start(tmp_path)
     ask(run, 2)

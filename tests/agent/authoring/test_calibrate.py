@@ -220,6 +220,7 @@ def capped(x, weight, bias):
     return 20 * torch.tanh(torch.nn.functional.linear(x, weight, bias) / 20)
 
 
+@pytest.mark.nightly
 def test_a_task_that_was_made_with_sums_that_cancel_by_chance_is_calibrated(tmp_path, monkeypatch):
     """Rows of one sum each were cases: no tolerance allows for one that is 0 but for rounding."""
     all_ways = module._ways

@@ -68,6 +68,7 @@ def upper_inputs():
     return torch.triu(torch.rand(64, 64)), torch.triu(torch.rand(64, 64))
 
 
+@pytest.mark.nightly
 def test_what_algebra_shows_to_be_idle_is_declared(tmp_path, in_process):
     """`triu` of a product of matrices that the example draws upper triangular."""
     made = make_task(make_operation(upper_product, upper_inputs), tmp_path / "t", seeds=False)
@@ -137,6 +138,7 @@ def step(p, grad, m, momentum=0.9):
     return m.norm(), p
 
 
+@pytest.mark.nightly
 def test_arguments_that_are_written_are_found(tmp_path, in_process):
     inputs = (*torch.randn(3, 96, 64).unbind(), 0.5)
     made = make_task(make_operation(step, inputs), tmp_path / "t", seeds=False)
@@ -256,6 +258,7 @@ def attention_dropped(x):
     return F.scaled_dot_product_attention(x, x, x, None, 0.1)
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("function", [softmax_dropped, attention_dropped])
 @pytest.mark.parametrize("backward", [False, True])
 def test_dropout_that_a_function_calls_is_left_out(tmp_path, in_process, function, backward):

@@ -105,6 +105,7 @@ def test_a_product_in_float32_loads_matrices_and_says_how_it_multiplies(gpu_seed
     assert "tl.reshape(" not in source
 
 
+@pytest.mark.nightly
 def test_elements_in_their_order_need_a_mask_in_the_last_block_alone(make, builder):
     """Of a number of elements that 4 does not divide, each was loaded by itself (H200: 0.62 times
     as fast as torch.compile).
@@ -204,6 +205,7 @@ def test_a_librarys_convolution_has_channels_last_and_leaves_its_bias_to_the_nex
     assert call.endswith(".contiguous(memory_format=torch.channels_last)")
 
 
+@pytest.mark.nightly
 def test_a_product_moves_16_bytes_at_a_time_from_rows_that_begin_anywhere(gpu_seed, builder):
     """Rows of odd lengths were loaded 4 bytes at a time: 22 TFLOP/s instead of 54 (H200)."""
     folder, outcome = gpu_seed("(lambda a: a @ a.mT @ a)(x)", 40.0)
@@ -329,6 +331,7 @@ def test_an_argument_in_place_is_written_with_and_without_padding(make, kind):
     assert "x_given.copy_(x)" in outcome.path.read_text()
 
 
+@pytest.mark.nightly
 def test_elements_in_order_are_counted_out(make):
     for outcome in seeds.write_seeds(make("x.topk(1)[0] + x.sort(-1)[0]")):
         assert outcome.path is not None, outcome.reason
@@ -424,6 +427,7 @@ def test_the_reason_for_no_seed_is_kept_until_there_is_one(make):
     assert refusal_of(load_task(folder), "cpu") == ""
 
 
+@pytest.mark.nightly
 def test_a_library_is_called_for_all_sizes(make):
     task = TASK.replace("k = 2.0", "k = 2.0, floor = 4.0").replace(
         "\ndims =", '\nallow = ["aten::convolution"]\ndims =', 1
@@ -438,6 +442,7 @@ def test_a_library_is_called_for_all_sizes(make):
     assert "_way2" not in source
 
 
+@pytest.mark.nightly
 def test_sizes_of_1_and_small_ones_have_no_way_of_their_own(make):
     task = TASK.replace("k = 2.0", "k = 2.0, floor = 4.0")
     task, widths = re.subn(r"N = \{ min = 2,", "N = { min = 3,", task)  # as long as the filter

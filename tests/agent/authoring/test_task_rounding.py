@@ -72,6 +72,7 @@ def norm_by_groups(x, z, weight):
     return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-6)).flatten(1) * weight
 
 
+@pytest.mark.nightly
 def test_infinities_that_hardly_ever_meet_what_vanishes_are_no_inputs(in_process):
     """In few draws as cases have them, no infinity of `x` meets a `z` below -88."""
     torch.manual_seed(0)
@@ -102,6 +103,7 @@ class Shifted(nn.Module):
         return F.normalize(x + self.shift, dim=-1)
 
 
+@pytest.mark.nightly
 def test_a_limit_that_needs_a_module_of_zeros_is_no_hole(tmp_path, in_process):
     made = make_task(make_operation(Shifted(), torch.randn(96, 64)), tmp_path / "t", seeds=False)
     assert made.holes == ()
@@ -123,6 +125,7 @@ class Deep(nn.Module):
         return self.layers(F.avg_pool2d(x, 16))
 
 
+@pytest.mark.nightly
 def test_what_amplifies_rounding_at_small_sizes_begins_at_larger_ones():
     torch.manual_seed(0)
     room = find_room(make_operation(Deep, torch.randn(64, 8, 32, 32)))
@@ -137,6 +140,7 @@ def capped(x, weight, bias):
     return 20 * torch.tanh(F.linear(x, weight, bias) / 20)
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(
     ("function", "given", "least"),
     [

@@ -114,6 +114,7 @@ class Wide(nn.Module):
         return x + self.layers(x.cumsum(1))
 
 
+@pytest.mark.nightly
 def test_cases_of_many_weights_have_more_than_one_of_all_else():
     draft = make_draft(find_room(make_operation(Wide(), torch.randn(64, 32, 512))))
     for kind in (draft.cpu, draft.gpu):
@@ -121,6 +122,7 @@ def test_cases_of_many_weights_have_more_than_one_of_all_else():
     assert min(draft.cpu.bench[0].sizes.values()) > 1
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize(("most_s", "own"), [(1e9, True), (0.0, False)])
 def test_the_examples_own_sizes_are_a_benchmark_case_where_time_allows(monkeypatch, most_s, own):
     monkeypatch.setattr(new_task, "BENCH_S", 0.0)  # so that the case is scaled down
@@ -141,6 +143,7 @@ def norm_backward(grad, x, mean, rstd, weight, bias, other):
     return found[1], found[2], other + found[0]
 
 
+@pytest.mark.nightly
 def test_sizes_that_only_real_tensors_compare_are_one_dimension():
     """The gradient of a layer norm: on tensors without memory torch takes weights of any length."""
     wide = [torch.randn(4, 16, 64) for _ in range(3)]
@@ -159,6 +162,7 @@ def test_equal_sizes_that_nothing_ties_stay_apart():
     assert len(room.trace.dims) == 3
 
 
+@pytest.mark.nightly
 def test_hidden_cases_of_all_costs_are_drawn_from_the_least():
     def layers(x, a, b, c):
         return F.relu(F.relu(x @ a) @ b) @ c

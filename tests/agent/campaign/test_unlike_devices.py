@@ -147,6 +147,7 @@ def histories(folder, campaign):
     return {r.name: read_history(folder / "runs" / r.run)[1] for r in campaign.runs if r.run}
 
 
+@pytest.mark.nightly
 def test_unlike_devices_search_apart_give_each_other_kernels_and_race_each_on_its_own(
     cluster, tasks, tmp_path
 ):

@@ -109,6 +109,7 @@ print(library.__version__)
     assert out.split() == ["2", "0.1.0"]
 
 
+@pytest.mark.nightly
 def test_it_is_built_and_compiled_where_there_is_no_torch(library, tmp_path):
     """As pip does it by default: in an environment with the build requirements alone."""
     run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv", cwd=tmp_path)
@@ -122,6 +123,7 @@ def test_it_is_built_and_compiled_where_there_is_no_torch(library, tmp_path):
     assert len(list((target / NAME).glob("binaries/*.so"))) == 2
 
 
+@pytest.mark.nightly
 def test_without_a_compiler_it_is_installed_all_the_same(bare, library, tmp_path):
     target = tmp_path / "elsewhere"
     pip_install(bare, "--no-deps", "--target", target, library, cwd=tmp_path, PATH="/nonexistent")
@@ -140,6 +142,7 @@ def test_its_own_tests_pass(warm, library):
     assert "skipped" not in out, "a kernel was measured here, and it has a gradient"
 
 
+@pytest.mark.nightly
 def test_its_benchmark_times_shapes_and_calls(warm, library):
     options = ("--operator", "cross_entropy", "--points", "1", "--seconds", "0.05", "--no-compile")
     found = json.loads(run(warm, "benchmarks/bench.py", *options, "--json", cwd=library))
@@ -196,6 +199,7 @@ for name, inputs in given.items():
     assert len(found.split()) >= 2
 
 
+@pytest.mark.nightly
 def test_hugging_face_kernels_loads_it(warm, library, tmp_path):
     pytest.importorskip("kernels")
     run(

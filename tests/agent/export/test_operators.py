@@ -394,6 +394,7 @@ def test_torch_compile_takes_it_whole_and_with_dynamic_shapes(trained, task):
     assert len(run(trained, kernel)) == before + 2
 
 
+@pytest.mark.nightly
 def test_inductor_compiles_a_model_of_all(trained):
     torch.compiler.reset()
     lib = trained

@@ -143,6 +143,7 @@ def put(library, folder, disk=None):
     return said
 
 
+@pytest.mark.nightly
 def test_a_kernel_that_returns_nan_in_some_call_is_not_written(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = tmp_path / "made_kernels"

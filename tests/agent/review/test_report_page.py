@@ -351,6 +351,7 @@ def test_numbers_that_json_lacks_become_null():
     assert report_data.shown({"a": math.inf, "b": [math.nan, 1.5]}) == {"a": None, "b": [None, 1.5]}
 
 
+@pytest.mark.nightly
 def test_a_run_of_200_candidates_stays_below_2_mb(run):
     manifest, history = run
     originals = list(history.lineage)

@@ -59,6 +59,7 @@ def _replayed_once(monkeypatch):
     monkeypatch.setattr(store_module, "replay_events", once)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("_replayed_once")
 def test_no_bit_of_the_log_can_flip_to_another_value(folder):
     path = folder / "lineage.sqlite"

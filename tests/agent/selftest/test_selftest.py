@@ -567,6 +567,7 @@ def test_doctor_shows_it():
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("cache")
 def test_a_judge_that_was_restarted_is_closed_at_the_end():
     with SelftestEvaluator(1, "token") as started:

@@ -105,6 +105,7 @@ def own_code(tmp_path_factory):
         yield
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("way", ["module", "in place", "function"])
 def test_the_program_compiles_by_itself(model, way, own_code):
     model, x = model[:1], torch.randn(4, 8)
@@ -170,6 +171,7 @@ def test_shapes_beyond_the_bound_run_as_they_are(model, monkeypatch):
     assert all(map(torch.equal, plain[2], gradients(model, inputs[2])))  # counted anew
 
 
+@pytest.mark.nightly
 def test_shapes_that_the_programs_compiler_takes_as_one(model):
     found, counts = sites(forward, backward)
     capture(found)

@@ -337,6 +337,7 @@ def test_a_script_from_the_command_line(script, monkeypatch, capsys, tmp_path):
     assert "def make_inputs" in (folder / f"region_{data['regions'][0]['key']}.py").read_text()
 
 
+@pytest.mark.nightly
 def test_a_script_that_ends_too_early_says_so(script, monkeypatch, capsys):
     monkeypatch.setattr(hotspots, "device_ceilings", lambda: ("a device", CEILINGS))
     ended = run(monkeypatch, capsys, "hotspots", script, "--steps", 2, "--", "3")

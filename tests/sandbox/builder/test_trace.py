@@ -166,6 +166,7 @@ def test_a_slow_compile_is_cut_and_names_the_kernel(tracer):  # noqa: F811
     assert "smaller tiles" in answer.message
 
 
+@pytest.mark.nightly
 def test_a_thousand_buffers_are_enough(tracer):  # noqa: F811
     body = (
         "def f(x):\n    many = [torch.empty(1, device=x.device) for _ in range(%d)]\n"

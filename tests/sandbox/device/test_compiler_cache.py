@@ -382,6 +382,7 @@ print(Path(source).relative_to(sys.argv[1]), os.listdir(tempfile.gettempdir()))
 """
 
 
+@pytest.mark.nightly
 def test_precompiled_headers_are_not_left_among_temporary_files(tmp_path):
     """torch itself puts them there, whatever folder its cache has."""
     (tmp_path / "temporary").mkdir()

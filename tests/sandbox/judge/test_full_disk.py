@@ -20,6 +20,7 @@ SCRIPT = Path(__file__).parents[1] / "full_disk.py"
 FULL = "the disk of temporary files is full: "
 
 
+@pytest.mark.nightly
 def test_builder_and_judge_on_a_disk_that_fills_up(tmp_path):
     require_own_disk(tmp_path)
     done = on_own_disk("size=64m", tmp_path, sys.executable, SCRIPT, ROOT / "seeds" / "gelu")

@@ -297,6 +297,7 @@ HERE = Path(__file__).parent
 SHARED = HERE.parent
 
 
+@pytest.mark.nightly
 def test_the_repaired_interpreter_computes_as_torch_does():
     """Conversions and arithmetic of bfloat16; reductions and scans, as precise as in a tree."""
     ended = subprocess.run(

@@ -111,6 +111,7 @@ def test_what_is_more_than_the_device_without_scratch_is_the_tasks_fault(judge, 
         judge.check(with_scratch(built(judge.task, SEED, GOOD), 60))
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("first", [True, False])
 def test_in_a_race_the_one_with_the_most_scratch_memory_is_out(judge, use, first):
     good = built(judge.task, SEED, GOOD, race=True)

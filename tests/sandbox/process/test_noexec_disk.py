@@ -35,6 +35,7 @@ def test_it_is_said_before_anything_is_built(disk):
     assert "docker run --tmpfs /tmp:exec" in done.stdout
 
 
+@pytest.mark.nightly
 def test_a_command_says_it_in_a_line(disk):
     words = [sys.executable, "-m", "kagent", "build", "--task", "softmax"]
     done = on_own_disk(OPTIONS, disk, *words, SEED)

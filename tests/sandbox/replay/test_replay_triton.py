@@ -130,6 +130,7 @@ def replayed(tmp_path, config, source=SOURCE):
         return recorder.plan([recorder.tensor(result)])
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("machine")
 def test_every_configuration_is_the_builders_plan(built, tmp_path):
     assert len(built.configs) == 4

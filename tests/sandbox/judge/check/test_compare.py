@@ -215,6 +215,7 @@ def test_the_message_says_that_torch_is_too_far_off_to_be_a_measure():
     assert "(torch's own 5.8, more than the 0.25 that counts; k = " in text
 
 
+@pytest.mark.nightly
 def test_a_gpus_kernels_make_the_same_sums():
     """By Triton's interpreter, which has to be chosen before they are imported."""
     done = subprocess.run(

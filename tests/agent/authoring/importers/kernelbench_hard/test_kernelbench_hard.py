@@ -246,6 +246,7 @@ def check_here(task, *, say):
     return [check(task, kind, torch.device("cpu")) for kind in ("gpu", "cpu")]
 
 
+@pytest.mark.nightly
 def test_one_step_is_the_task_where_run_draws_the_inputs(tmp_path, monkeypatch):
     monkeypatch.setattr(new_task, "check_kinds", check_here)
     shapes = 'SHAPES = [{"num_envs": 64, "horizon": 9}, {"num_envs": 24, "horizon": 5}]\n'
@@ -262,6 +263,7 @@ def test_one_step_is_the_task_where_run_draws_the_inputs(tmp_path, monkeypatch):
     assert "zeros" not in text.split("The case's scale")[0]  # of the first step
 
 
+@pytest.mark.nightly
 def test_a_task_of_a_step_is_overwritten_once_the_new_one_is_there(tmp_path, monkeypatch):
     monkeypatch.setattr(new_task, "check_kinds", check_here)
     folder = problem(tmp_path, STEP, 'SHAPES = [{"num_envs": 24, "horizon": 5}]\n')
@@ -303,6 +305,7 @@ def test_what_cannot_be_imported_is_one_line(tmp_path):
         import_problem(folder, tmp_path)
 
 
+@pytest.mark.nightly
 def test_the_command_imports_a_folder_of_problems(tmp_path, monkeypatch, capsys):
     problem(tmp_path)
     words = ("import", "kernelbench-hard", tmp_path / "suite", "--to", tmp_path / "tasks")
