@@ -39,5 +39,7 @@ host)
 esac
 
 echo "setup: installing into .venv (about a minute) ..."
-.venv/bin/python -m pip install --quiet --disable-pip-version-check "$@" --editable '.[cuda,dev]' ||
+.venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check "$@" --editable '.[cuda,dev]' ||
     fail "pip could not install kagent's dependencies; the reason is above"
+# pip would compile a file at a time, for a minute. Some files are not Python, whatever their names.
+.venv/bin/python -m compileall -q -j 0 .venv/lib >/dev/null 2>&1 || true

@@ -10,6 +10,8 @@ import math
 import zlib
 from collections import defaultdict
 
+from hypothesis import settings
+
 
 def left_out(items):
     """Items that a sample leaves out, and those marked `nightly`.
@@ -47,3 +49,8 @@ def key_of(value):
 def chance_of(key):
     """A number that looks random, and is always the same."""
     return zlib.crc32(key.encode())
+
+
+def examples(most):
+    """Examples of a property that has `most` with `--whole`: without, it has fewer, as all have."""
+    return math.ceil(most * settings.default.max_examples / 100)

@@ -3,9 +3,9 @@
 import math
 from types import SimpleNamespace
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from sampling import left_out
+from sampling import examples, left_out
 
 
 def item(key, test="test_it", **marked):
@@ -72,3 +72,9 @@ def test_what_is_not_marked_stays():
 def test_what_is_nightly_is_left_out():
     nightly = SimpleNamespace(get_closest_marker=lambda name: name == "nightly" or None)
     assert left_out([item("a-1"), nightly]) == [nightly]
+
+
+def test_a_property_has_fewer_examples_in_proportion():
+    share = settings.default.max_examples / 100
+    assert examples(100) == settings.default.max_examples
+    assert [examples(n) for n in (1, 10, 1000)] == [math.ceil(n * share) for n in (1, 10, 1000)]

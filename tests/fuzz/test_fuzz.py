@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutate import seeds, spoiled
+from sampling import examples
 from targets import TARGETS
 
 MOST_EXAMPLES = {"events": 60, "task": 60, "config": 40, "answers": 60, "binary": 150}
-BYTES = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+BYTES = settings(max_examples=examples(60), deadline=None, derandomize=True, database=None)
 CRASHES = {
     "task": [b"dims = " + b"[" * 2000],
     "config": [b"budget = " + b"[" * 2000, b"a = " + b"{a=" * 2000],

@@ -17,6 +17,7 @@ from mutation.edits import Edit, apply
 from mutation.engines import Fate, Interpreting, Real
 from mutation.equivalent import LIST, Equivalents
 from mutation.generate import kernel_sources, mutants_of_source
+from sampling import examples
 
 mutants_of = functools.cache(generate.mutants_of)
 SEEDS = [s.path for name in task_names() for s in seeds_of(find_task(name))]
@@ -176,7 +177,7 @@ def test_changed_statements_are_whole_and_no_others():
 @given(
     source=st.text("abx01.+-*/<>=!?:;,(){}[]&|^%\"'\n #", max_size=80),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_the_tokenizer_takes_any_text(source):
     found = cxx.tokens_of(source)
     for token in found:

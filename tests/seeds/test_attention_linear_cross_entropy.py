@@ -401,6 +401,7 @@ def test_cuda_attention_needs_its_waits(line, tmp_path, monkeypatch):
     assert max(shares) > 1
 
 
+@pytest.mark.nightly
 def test_cuda_linear_cross_entropy_computes_its_task(tmp_path, monkeypatch):
     task, seed = load_task(ROWS.parent), import_seed(ROWS)
     machine = CudaOnCpu(tmp_path)

@@ -228,6 +228,7 @@ judge(Path(sys.argv[1]))
 """
 
 
+@pytest.mark.nightly
 def test_killed_at_random_moments_it_ends_as_if_it_had_not_been(tmp_path):
     whole = queued(tmp_path / "whole", 12)
     judge(whole)

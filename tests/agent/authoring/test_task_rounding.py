@@ -48,6 +48,7 @@ def vanishing(x, weight):
     return F.mish(F.mish(F.conv2d(x, weight)))
 
 
+@pytest.mark.nightly
 def test_torch_in_tf32_is_a_yardstick_in_all_cases_of_a_convolution(tmp_path):
     """It was wrong by 8 times a row of two numbers, and no kernel could be right there."""
     given = torch.randn(16, 16, 24, 24), torch.randn(16, 16, 3, 3) / 12
@@ -61,6 +62,7 @@ def test_torch_in_tf32_is_a_yardstick_in_all_cases_of_a_convolution(tmp_path):
     assert all(max(e.row, e.element) < numerics.MOST_TORCH_ERROR for e in errors)
 
 
+@pytest.mark.nightly
 def test_a_sample_of_a_convolution_alone_is_a_row_too():
     given = torch.randn(4, 8, 48), torch.randn(8, 8, 3)
     draft = make_draft(find_room(make_operation(F.conv1d, given)))
@@ -82,6 +84,7 @@ def test_infinities_that_hardly_ever_meet_what_vanishes_are_no_inputs(in_process
         assert make_draft(find_room(make_operation(function, torch.randn(64, 64)))).nonfinite
 
 
+@pytest.mark.nightly
 def test_infinities_are_no_inputs_where_torchs_own_formula_decides():
     """A layer norm's gradient at an infinity: its kernel for CPUs gives NaN where the simpler
     operations that Inductor has for it, and its kernel for GPUs, keep infinities. Forward it is NaN

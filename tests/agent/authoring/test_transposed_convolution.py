@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kagent.authoring.inductor.transposed_convolution import without_transposition
+from sampling import examples
 
 FUNCTIONS = {1: torch.conv_transpose1d, 2: torch.conv_transpose2d, 3: torch.conv_transpose3d}
 
@@ -21,7 +22,7 @@ def convolutions(draw):
     return draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 3)), dims
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(convolutions(), st.booleans())
 def test_it_is_the_transposed_convolution(sizes, biased):
     batch, channels, outputs, dims = sizes

@@ -108,6 +108,7 @@ def test_tasks_are_listed(kagent):
     assert softmax["gpu_bench"]
 
 
+@pytest.mark.nightly
 def test_a_triton_candidate_is_built_for_a_gpu_that_is_not_there(task, warm):
     file = task / "triton_twice.py"
     for target in ("sm_80", "sm_100"):

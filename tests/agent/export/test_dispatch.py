@@ -25,6 +25,7 @@ from kagent.export.library._portfolio import (
     read_portfolio,
 )
 from library_package import CPU, GELU, KERNELS, SEEDS, SOFTMAX, assemble, calls
+from sampling import examples
 from torch.utils._python_dispatch import TorchDispatchMode
 
 HERE = DeviceEntry("this CPU", "cpu", "x86_64-v4", ())
@@ -193,7 +194,7 @@ points = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     st.lists(kernels, min_size=1, max_size=3),
     st.lists(points, max_size=8),

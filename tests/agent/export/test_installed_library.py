@@ -79,6 +79,7 @@ def listed(folder):
     return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*"))
 
 
+@pytest.mark.nightly
 def test_it_is_imported_without_kagent_and_runs_what_pip_compiled(python, tmp_path):
     out = run(
         python,
@@ -160,6 +161,7 @@ def test_its_benchmark_times_shapes_and_calls(warm, library):
     assert costs["overhead_us"] == us["the operator"] - us["the kernel's host function"]
 
 
+@pytest.mark.nightly
 def test_a_solution_for_flashinfer_bench_runs_where_it_is_installed(warm, library, tmp_path):
     (path,) = (library / "flashinfer_bench/solutions/softmax").glob("*.json")
     (tmp_path / "solution").mkdir()
@@ -236,6 +238,7 @@ for name in hub.layers.__all__:  # stateless, as `kernels` wants them
     )
 
 
+@pytest.mark.nightly
 def test_hugging_face_kernels_reads_its_metadata(tmp_path):
     rust = pytest.importorskip("kernels._rust")
     for made in (cpu_library("made_kernels"), gpu_library("made_gpu_kernels")):

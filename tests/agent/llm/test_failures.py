@@ -32,6 +32,7 @@ from llm_server import (
     usage_chunk,
 )
 from pydantic import SecretStr
+from sampling import examples
 
 PROMPT = Prompt("be brief", "say hello")
 
@@ -448,7 +449,7 @@ def _only_new_garbage():
 
 
 @pytest.mark.usefixtures("_only_new_garbage")
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.sampled_from([200, 200, 200, 204, 301, 400, 401, 404, 422, 429, 500]),
     st.sampled_from(["text/event-stream", "application/json", "text/html", "text/plain"]),

@@ -12,6 +12,7 @@ from kagent.llm.claims import MOST_HYPOTHESIS
 from kagent.llm.reply import Answer, read_reply
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.runtime.text import printable
+from sampling import examples
 
 FILE = """import torch
 
@@ -313,7 +314,7 @@ def files(draw):
     return "\n".join(order) + "\n"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(words, files(), st.sampled_from(["```", "~~~", "````"]), st.sampled_from(["python", ""]))
 @example("```python", FILE, "```", "python")
 @example("</think> <think>", NESTED, "```", "python")
@@ -326,7 +327,7 @@ def test_what_is_written_is_read(hypothesis, source, fence, tag):
     assert found == Answer(shown, 1.15, source)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(st.lists(lines | words | docstrings(), max_size=12), st.booleans())
 def test_any_text_gives_one_or_the_other(pieces, truncated):
     found = read("\n".join(pieces), truncated=truncated)

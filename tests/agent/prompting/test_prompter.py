@@ -22,6 +22,7 @@ from kagent_sandbox.data.language import LANGUAGES
 from kagent_sandbox.data.task import draw_hidden
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.errors import UserError
+from sampling import examples
 from simulated_landscape import toy_task
 from synthetic_lineages import SEED, failure, lineages, passed, with_compiler_output
 
@@ -49,7 +50,7 @@ def frame(prompt, *sources):
     return text
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
 @given(lineages(), st.data())
 def test_any_lineage_has_a_prompt_for_every_operator(toy, lineage, data):
     prompter = Prompter(toy, "cpu", "cpu", RunFacts())

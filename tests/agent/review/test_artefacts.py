@@ -53,6 +53,7 @@ def shown(builder, monkeypatch, capsys):
     return lambda *words: run(monkeypatch, capsys, "show", RUN, *words)
 
 
+@pytest.mark.nightly
 def test_plans_are_built_once_more():
     done = show("1", "--plan", "--jobs", "2")
     assert done.returncode == 0, done.stderr

@@ -10,6 +10,7 @@ from kagent.search.merge_kernels import BranchCondition, Part, labels, merge
 from kagent.search.rename import RenameError, module_names, rename
 from kagent.search.text_edits import EditableText
 from kagent.search.tunables import read_tunables
+from sampling import examples
 
 SPLIT = BranchCondition("{0} <= {constant}", "small ones", "N_SPLIT", 10, (5, 10, 20))
 
@@ -233,7 +234,7 @@ EXPRESSIONS = st.recursive(
 
 
 @given(st.lists(st.tuples(NAMES, EXPRESSIONS), min_size=1, max_size=4), EXPRESSIONS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_renaming_never_changes_what_a_module_computes(assignments, result):
     body = "\n".join(f"    {n} = {e}" for n, e in assignments)
     source = f"a, b, c = 1, 2, 3\ndef f(a):\n{body}\n    return {result}\ng = {result}\n"

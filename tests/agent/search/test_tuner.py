@@ -14,6 +14,7 @@ from kagent.search.tunables import read_tunables
 from kagent.search.tuner import Tuner, propose
 from kagent.tasks import find_task
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
+from sampling import examples
 from simulated_evolution import SEEDS, evolution, setting
 from simulated_landscape import toy_source, toy_task
 from synthetic_lineages import candidate, passed
@@ -76,7 +77,7 @@ def test_another_structure_is_another_family():
     ),
     st.data(),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_any_rewrite_reads_back(lists, data):
     source = "".join(f"{n} = {v[0]!r}  # é\n" for n, v in lists.items()) + f"TUNE = {lists!r}\n"
     file = read_tunables(source)

@@ -27,6 +27,7 @@ def trace(tracer, body, arguments=X, results=Y, **options):  # noqa: F811
     return tracer.trace(HEAD + body, "f", arguments, results, **options)
 
 
+@pytest.mark.nightly
 def test_buffers_are_freed_with_their_last_reference(tracer):  # noqa: F811
     answer = trace(
         tracer,

@@ -15,6 +15,7 @@ from kagent_sandbox.data.plan_json import (
     placed_arguments,
     plan_identity,
 )
+from sampling import examples
 
 KERNEL = p.KernelInfo("a" * 64, "cuda", "k", (8, 8, 4, 8), 32, 0, 1024, {16: 4, 4: 1})
 
@@ -171,7 +172,7 @@ JUNK = st.one_of(
 )
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=examples(1000), deadline=None)
 @given(path=st.sampled_from(sorted(set(paths(JSON)) - {()}, key=str)), junk=JUNK)
 def test_any_field_replaced_by_junk_is_refused_or_still_a_sound_plan(path, junk):
     value = json.loads(json.dumps(JSON))

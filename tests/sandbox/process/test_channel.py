@@ -14,6 +14,7 @@ from kagent_sandbox.process.channel import (
     ChannelTimeout,
     parse_json,
 )
+from sampling import examples
 
 JSON = st.recursive(
     st.none()
@@ -39,7 +40,7 @@ def raw_pair():
 
 
 @given(JSON, st.lists(st.binary(max_size=3000), max_size=4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_what_is_sent_arrives(value, blobs):
     ours, theirs = Channel.pair()
     with ours, Channel(theirs) as other:
@@ -50,7 +51,7 @@ def test_what_is_sent_arrives(value, blobs):
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_noise_is_an_error_and_nothing_else(noise):
     ours, theirs = raw_pair()
     with ours, theirs:
@@ -61,7 +62,7 @@ def test_noise_is_an_error_and_nothing_else(noise):
 
 
 @given(JSON, st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_damaged_frame_gives_a_message_or_an_error(value, data):
     text = json.dumps(value).encode()
     frame = bytearray(struct.pack("<IIII", 0x6B41474E, len(text), 1, 0))

@@ -28,6 +28,7 @@ def disk(tmp_path):
     return tmp_path
 
 
+@pytest.mark.nightly
 def test_it_is_said_before_anything_is_built(disk):
     done = on_own_disk(OPTIONS, disk, sys.executable, "-c", BUILD)
     assert done.returncode == 0, done.stderr

@@ -216,6 +216,7 @@ print(y.tolist(), any("kagent" in name for name in sys.modules))
 """
 
 
+@pytest.mark.nightly
 def test_a_copy_in_a_package_compiles_ahead_without_torch_and_runs_without_a_compiler(tmp_path):
     library = tmp_path / "library"
     library.mkdir()

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kagent_sandbox.data.arguments import ResultSpec
 from kagent_sandbox.judge.check import numerics
+from sampling import examples
 
 RESULT = ResultSpec(name="y", shape=(1,), k=2.0)
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -34,7 +35,7 @@ def share(out, ref, row_dims=1, result=RESULT):
     scale=st.sampled_from([1e-4, 1.0, 300.0]),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_rounding_passes(rows, width, dtype, scale, seed):
     ref = draw((rows, width), seed, scale)
     noisy = ref * (1 + torch.finfo(dtype).eps / 8 * torch.sign(draw(ref.shape, seed + 1)))

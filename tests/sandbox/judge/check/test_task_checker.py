@@ -402,6 +402,7 @@ def calls_of(folder):
     return count
 
 
+@pytest.mark.nightly
 def test_a_declaration_of_no_effect_is_all_that_its_check_looks_at(tmp_path, own_cache):
     """An importer declares what the first check calls holes. All else is known from that one."""
     folder = write_task(tmp_path)

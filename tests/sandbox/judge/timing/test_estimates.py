@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kagent_sandbox.device.cuda.traits import TRAITS
 from kagent_sandbox.judge.timing import estimates
+from sampling import examples
 
 positive = st.floats(1.0, 1e6)
 
@@ -32,7 +33,7 @@ def test_abba_balances_position(pairs):
 
 
 @given(st.integers(1, 5), st.integers(1, 9))
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 def test_resampling_one_value_gives_it_back(pairs, width):
     block = tuple(tuple([7.0] * width) for _ in range(pairs))
     logs = estimates.bootstrap_log_ratios(
@@ -80,7 +81,7 @@ def test_a_faster_kernel_is_recognised_and_an_equal_one_is_not():
 
 
 @given(st.integers(0, 10**6), st.integers(1, 12), st.floats(0.5, 2.0))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_what_both_of_a_pair_share_does_not_count(seed, pairs, times):
     """Each pair runs on another machine, up to ten times as slow; a quarter are disturbed."""
     rng = np.random.default_rng(seed)
@@ -138,6 +139,7 @@ def test_blocks_may_have_different_widths():
     assert np.all(logs == 0)
 
 
+@pytest.mark.nightly
 def test_few_pairs_of_blocks_that_differ_promote_no_equal_kernel():
     """Four pairs, which vary by 5 %: resampled alone they would look surer than they are. Of 12,000
     such comparisons 6.7 % were called faster: four pairs do not show all of their spread.

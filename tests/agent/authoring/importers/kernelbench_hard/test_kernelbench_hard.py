@@ -95,6 +95,7 @@ rows, width = 4, 32
 """
 
 
+@pytest.mark.nightly
 def test_a_mask_of_bits_that_are_0_already_is_declared(tmp_path):
     shapes = 'SHAPES = [{"rows": 4, "width": 32}]\n'
     task = load_task(import_problem(problem(tmp_path, NIBBLES, shapes), tmp_path))
