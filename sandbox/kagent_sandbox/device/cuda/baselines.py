@@ -20,6 +20,7 @@ from kagent_sandbox.device.baseline_calls import (
     make_call,
 )
 from kagent_sandbox.device.compile_only import refusing_lacks
+from kagent_sandbox.device.coordinate_descent import compiling_side_by_side
 from kagent_sandbox.device.cuda.driver import GpuError
 from kagent_sandbox.device.cuda.memory import make_current
 from kagent_sandbox.device.cuda.timing import Clock, Graph, Work
@@ -137,7 +138,10 @@ def measurer(index: int) -> Callable[[BaselineCall], MeasuredBaseline]:
 
     def measure(call: BaselineCall) -> MeasuredBaseline:
         compiles = call.name in COMPILE_MODES  # importing the compiler takes seconds
-        with refusing_lacks(clock.device) if compiles else contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            if compiles:
+                stack.enter_context(refusing_lacks(clock.device))
+                stack.enter_context(compiling_side_by_side())
             with torch.cuda.stream(clock.stream):
                 function = make_call(call, clock.device)
             baseline = ready(function, clock)

@@ -27,6 +27,7 @@ from kagent_sandbox.device.compile_only import (
     compile_only,
     refusing_lacks,
 )
+from kagent_sandbox.device.coordinate_descent import compiling_side_by_side
 from kagent_sandbox.device.cuda import ceilings as gpu_ceilings
 from kagent_sandbox.device.cuda.baselines import ready
 from kagent_sandbox.device.cuda.executor import Executor
@@ -157,7 +158,7 @@ class _Server:
         for key, call in self._calls(request):
             had_bytes = device_memory.begin_request(executor.clock.device)
             try:
-                with refusing_lacks(executor.clock.device):
+                with refusing_lacks(executor.clock.device), compiling_side_by_side():
                     with torch.cuda.stream(executor.clock.stream):
                         function = make_call(call, executor.clock.device)
                     baseline = ready(function, executor.clock)
