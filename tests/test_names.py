@@ -1,6 +1,7 @@
 """A public class's name means one thing in both packages."""
 
 import ast
+import functools
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -13,11 +14,17 @@ TWICE = {"Task"}
 """`kagent.Task.of` makes, of PyTorch code, a folder of what `data.task.Task` is the record of."""
 
 
+@functools.cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """All nodes of a file, which several tests look at."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
 def test_no_public_class_has_the_name_of_another():
     places = defaultdict(list)
     for package in PACKAGES:
         for path in sorted(package.rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in nodes_of(path):
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     places[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert len(places) > 500
@@ -45,7 +52,7 @@ def compared(folder: Path) -> list[tuple[str, object]]:
     return [
         (str(path.relative_to(folder)), part.value)
         for path in sorted(folder.rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes_of(path)
         if isinstance(node, ast.Compare)
         for side in (node.left, *node.comparators)
         for part in ast.walk(side)

@@ -20,6 +20,7 @@ def nonfinite_cases(task, kind):
     return sorted((c for c in found if task.min_bytes(c) < MOST_BYTES), key=task.min_bytes)[:CASES]
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 @pytest.mark.parametrize("name", task_names())
 def test_every_draw_of_nonfinite_inputs_has_some(name, kind):

@@ -37,6 +37,7 @@ from kagent.runs.profiles import Profile, stored_profiles, to_event
 from kagent.runs.store import RunStore
 from kagent_sandbox.data.verdict import Passed, Rejected, Status
 from kagent_sandbox.errors import RunError, UserError
+from sampling import examples
 from simulated_evolution import evolution
 from simulated_landscape import toy_source
 from stored_events import execute
@@ -443,7 +444,7 @@ class Interleaved(RuleBasedStateMachine):
 
 TestInterleaved = Interleaved.TestCase
 TestInterleaved.settings = settings(
-    max_examples=20,
+    max_examples=examples(20),
     stateful_step_count=12,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

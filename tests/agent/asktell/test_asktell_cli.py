@@ -134,6 +134,7 @@ def test_runs_are_shown_in_every_state(kagent, tmp_path, toy_machine):  # noqa: 
     assert json.loads(kagent("runs", "--json").out)[0]["device"] == "Toy 1"
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [

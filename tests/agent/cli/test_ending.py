@@ -41,6 +41,7 @@ def checkers(pid):
     return [p for p in process_tree.descendants(pid) if is_one(p)]
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.usefixtures("orphans_come_here", "own_cache")
 @pytest.mark.parametrize(
     ("number", "before", "code"),

@@ -350,6 +350,7 @@ def test_a_long_hypothesis_is_kept_in_part():
     assert found.hypothesis.endswith(" …")
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "text",

@@ -116,6 +116,7 @@ EVERYWHERE = ("attention", "cross_entropy", "gelu", "linear_cross_entropy", "sof
 """Tasks whose prompts are written for every target: between them they are dealt all cards."""
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize(
     ("name", "target"),
     [
@@ -330,6 +331,7 @@ def test_a_model_is_not_asked_for_what_the_harness_does():
         prompter.write(h100_run.ask(Operator.SWEEP))
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("name", CARDS)
 def test_every_card_suits_some_task_and_is_written_out(name):
     card = CARDS[name]

@@ -197,6 +197,7 @@ def test_labels():
 SEEDS = sorted(resource("seeds").glob("*/*_*.py"))
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("path", SEEDS, ids=lambda p: f"{p.parent.name}/{p.stem}")
 def test_shipped_seeds_merge_with_their_neighbours(path):
     entry = path.parent.name

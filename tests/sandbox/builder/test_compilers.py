@@ -112,6 +112,7 @@ extern "C" __global__ void k(float* y, unsigned long long a, unsigned long long 
 """
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(
     ("source", "target"),
     [

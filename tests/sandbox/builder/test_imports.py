@@ -30,6 +30,7 @@ def test_the_languages_own_libraries_are_fine():
     assert forbidden_import(compiled()) is None
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(
     ("declared", "used", "named"),
     [

@@ -69,6 +69,7 @@ def server(request):
         yield server
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("what", TRIES)
 def test_a_subtree_that_takes_more_is_ended(server, what):
     source, reason = TRIES[what]
