@@ -1,5 +1,6 @@
 """Errors of what was read of timed executions, held against torch's own on the same draw."""
 
+import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -225,3 +226,40 @@ def test_infinities_are_where_the_reference_has_them(tmp_path, as_torch):
             checker.compare_spot_checks([reading], case)
     else:
         checker.compare_spot_checks([reading], case)
+
+
+OF_ONE_SIZE = REFERENCE.replace(
+    "x = torch.randn(shape, generator=generator, device=device)",
+    "x = torch.randn(shape, generator=generator, device=device).sign()",
+).replace("return x + 4096 - 4096 if x[0, 0] > 0 else x", "return x * 1.0001")
+
+
+@pytest.mark.parametrize(
+    ("error", "asked", "right"),
+    [
+        (1.0, False, True),  # torch's own
+        (1.9, False, True),  # torch's and less than the rest
+        (0.0, False, True),  # the reference's results differ from torch's by just the rest
+        (-0.5, True, True),  # further from torch than the rest, and near the reference
+        (2.5, True, False),  # nearer to torch than the limit, and too far from the reference
+        (-2.5, True, False),
+    ],
+)
+def test_torchs_error_and_the_rest_make_the_limit(tmp_path, error, asked, right):
+    """The task allows twice torch's error, of which torch's results have spent half.
+
+    Args:
+        tmp_path: The task's folder.
+        error: Of the kernel, in multiples of torch's.
+        asked: Whether it is held against the reference.
+        right: Whether it passes.
+    """
+    checker = checker_of(tmp_path, OF_ONE_SIZE, InputPolicy())
+    case = checker.task.cpu.bench[0]
+    input_set = checker.sampler.fresh(case, 1)
+    checker.sampler.usual_errors(checker.sampler.fresh(case, 2), typical=True)
+    reading = read(checker, input_set, input_set.tensors["x"] * (1 + 0.99995e-4 * error))
+    of_torch = reading.spot_checks[0].expected.clone()
+    with contextlib.nullcontext() if right else pytest.raises(CandidateRejected):
+        checker.compare_spot_checks([reading], case)
+    assert torch.equal(reading.spot_checks[0].expected, of_torch) == (not asked)
