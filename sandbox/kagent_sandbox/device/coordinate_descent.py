@@ -65,11 +65,11 @@ class _Neighbours:
         """Compile a configuration's neighbours, but for those that are known."""
         from torch._inductor.runtime.runtime_utils import triton_config_to_hashable
 
+        self._known.add(triton_config_to_hashable(config))
         new = {
             key: neighbour
             for neighbour in self._around(config)
             if (key := triton_config_to_hashable(neighbour)) not in self._known
-            and self._tuner.lookup_in_cache(neighbour) is None
         }
         self._known.update(new)
         if len(new) < 2:  # the tuner compiles one as well

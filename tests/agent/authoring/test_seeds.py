@@ -303,7 +303,7 @@ def test_inductor_that_takes_too_much_cpu_time_is_the_reason_for_no_seed(make, m
 
 def test_a_tile_has_sides_of_its_own_beside_blocks_of_one_dimension():
     """With 1024 columns of the other kernel it had 32,768 elements: a transposed convolution in 3D
-    at 0.04 times torch's best, and another that took a minute to compile (H200).
+    at 0.04 times torch's best (H100), and another that took over 20 s to compile.
     """
     file = triton.TritonFile(SimpleNamespace())
 
