@@ -17,11 +17,12 @@ _NO_MEMORY = re.compile(
     r"(CUDA error|\[CUDA\]): out of memory|CUDA_ERROR_OUT_OF_MEMORY"
     r"|CU[A-Z]+_STATUS_\w*ALLOC\w*_FAILED|CUFFT_ALLOC_FAILED"
     r"|nvmlInit_v2_\(\) INTERNAL ASSERT FAILED"
-    r"|\bOutOfMemoryError: "
+    r"|\bOutOfMemoryError: (?!out of resource)"
 )
 """Texts of errors of the driver's and of CUDA's libraries, which torch raises as others. The one of
 NVML is its allocator's: without memory it asks NVML who has it, which a confined process cannot.
-The last one is torch's compiler's, about an error that it met."""
+The last one is torch's compiler's, about an error that it met, unless that is about the shared
+memory of a kernel: Triton's, under the same name."""
 _UNITS = {"B": 1, "bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 

@@ -10,10 +10,10 @@ from doubling_task import REFERENCE, TASK
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.device.cuda.executor import Executor
-from kagent_sandbox.device.device_memory import MemoryUse, explain
+from kagent_sandbox.device.device_memory import MemoryUse, explain, lacks_memory
 from kagent_sandbox.device.interface import LaunchFailed
 from kagent_sandbox.device.traits import InputPolicy
-from kagent_sandbox.errors import ChildDied, DeviceFull, TaskError
+from kagent_sandbox.errors import ChildDied, DeviceError, DeviceFull, TaskError
 from kagent_sandbox.judge import judge_process, task_check
 from kagent_sandbox.judge.arena.session import Arenas, CandidateRejected
 from kagent_sandbox.judge.check.inputs import InputSampler
@@ -220,11 +220,68 @@ def test_the_check_of_a_task_is_made_again_alone(monkeypatch, task_folder):
     assert locked.taken == ["work", "timing"]
 
 
+@pytest.mark.parametrize(
+    ("ended", "error", "why"),
+    [
+        (Ended(b'{"failed": "RuntimeError: no engine"}', 0, ""), DeviceError, "no engine"),
+        (Ended(b"", 1, "Traceback\n  File x\nKeyError: 'y'\n"), TaskError, "1: KeyError: 'y'$"),
+        (Ended(b"", -9, ""), TaskError, "died of SIGKILL$"),
+    ],
+)
+def test_a_check_that_fails_beside_others_is_made_again_alone(
+    monkeypatch, task_folder, ended, error, why
+):
+    """cuDNN without memory says that it has no engine, a process without it may just end."""
+    taken, locked = [], Locked()
+    monkeypatch.setattr(task_check, "find_device", lambda _: SimpleNamespace(unit_name=str))
+    monkeypatch.setattr(task_check, "DeviceLock", lambda *_: locked)
+
+    def ask_once(_, request, **__):
+        taken.append(request["alone"])
+        return ended
+
+    monkeypatch.setattr(task_check, "ask_once", ask_once)
+    with pytest.raises(error, match=why):
+        task_check._check_on_gpu(load_task(task_folder), {"gpu": None}, print)
+    assert taken == [False, True]
+    assert locked.taken == ["work", "timing"]
+
+
+def test_what_torch_raises_outside_of_a_task_ends_no_check_with_a_traceback(task_folder):
+    """A GPU's error comes when a result is looked at, in the judge's own code."""
+    reference = task_folder / "reference.py"
+    lazy = """
+class Late(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.reshape:
+            raise RuntimeError("GET was unable to find an engine")
+        return super().__torch_function__(func, types, args, kwargs or {})
+"""
+    reference.write_text(
+        "import torch\n"
+        + lazy
+        + reference.read_text().replace(
+            "def reference(",
+            "def reference(*a, **k):\n    return _old(*a, **k).as_subclass(Late)\n\n\ndef _old(",
+        )
+    )
+    with pytest.raises(DeviceError, match="RuntimeError: GET was unable to find an engine") as e:
+        task_check._run(load_task(task_folder), {"cpu": None}, "cpu", alone=True)
+    assert "Traceback" not in str(e.value)
+
+
 @pytest.fixture
 def task_folder(tmp_path):
     (tmp_path / "task.toml").write_text(TASK)
     (tmp_path / "reference.py").write_text(REFERENCE)
     return tmp_path
+
+
+def test_a_kernel_that_needs_too_much_shared_memory_lacks_none_of_the_device():
+    """Inductor's error where Triton refuses all of its configurations: no turn alone helps."""
+    text = "No valid triton configs. OutOfMemoryError: out of resource: triton_mm Required: 393216"
+    assert not lacks_memory(RuntimeError(text))
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def cpu_facts() -> DeviceFacts:
         name=name,
         target="cpu",
         key=key,
-        memory_bytes=_memory_bytes(),
+        memory_bytes=available_bytes(),
         l2_bytes=_last_level_cache_bytes(),
         units=units,
         theoretical_gb_per_s=0.0,
@@ -76,8 +76,8 @@ def _torch_version() -> str:
     return str(import_file(Path(spec.origin).with_name("version.py"), "version").__version__)
 
 
-def _memory_bytes() -> int:
-    """Memory that is available now, within the limit of the control group."""
+def available_bytes() -> int:
+    """Return the host's memory that is available now, within the control group's limit."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             available = int(line.split()[1]) << 10

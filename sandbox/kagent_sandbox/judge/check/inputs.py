@@ -18,14 +18,15 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from kagent_sandbox.data.build import ScalarSpec, TensorSpec
 from kagent_sandbox.data.build_case import build_case
-from kagent_sandbox.device.device_memory import lacks_memory, total_bytes
+from kagent_sandbox.device.cpu.facts import available_bytes
+from kagent_sandbox.device.device_memory import lacks_memory, memory_use, total_bytes
 from kagent_sandbox.device.plan_ops import dtype_of
 from kagent_sandbox.errors import DeviceFull, KagentError, TaskError
 from kagent_sandbox.judge.arena.placement import StaleValues
@@ -54,6 +55,10 @@ differs.
 STALE_SHARE = 1 / 32
 """Share of the device's memory that stale values of all cases may take together: larger ones are
 made anew where another case comes, or another request.
+"""
+HOST_ROOM = 2.0
+"""Bytes that must be available on the host for each that a reference had on the device when that
+was full: it has asked for more.
 """
 
 
@@ -270,7 +275,7 @@ class InputSampler:
         """
         specs = build_case(self.task, input_set.case).compared
         draw = self._drawn(input_set)
-        full = draw.known_results or self.call("reference", draw)  # not kept: whole, in float64
+        full = draw.known_results or self._whole_reference(draw)  # not kept: whole, in float64
         return [
             spot_checks_at(at, f.reshape(-1, max(1, w)), dtype_of(s.dtype), n)
             for at, f, s, w, n in zip(
@@ -319,12 +324,12 @@ class InputSampler:
         if len(specs) == count:
             return found
         if input_set.known_results is None:
-            input_set.known_results = self.call("reference", input_set)
+            input_set.known_results = self._whole_reference(input_set)
         for spec, width, ref in zip(
             specs[count:], widths[count:], input_set.known_results[count:], strict=True
         ):
             before = input_set.tensors[spec.name]
-            after = ref.to(before.dtype)
+            after = ref.to(before.device, before.dtype)
             same = (after == before) | (after.isnan() & before.isnan())
             found.append(~same.reshape(-1, max(1, width)))
         return found
@@ -338,13 +343,18 @@ class InputSampler:
         """
         by_rows = getattr(self._reference, "reference_rows", None)
         if by_rows is None or len(self.task.compared) > len(self.task.results):
-            which = "eager" if self.spots_are_torchs else "reference"
-            full: Sequence[torch.Tensor]
-            full = input_set.known_results or self.call(which, input_set)
+            full: Sequence[torch.Tensor] | None = input_set.known_results
+            if full is None and self.spots_are_torchs:
+                full = self.call("eager", input_set)
+            elif full is None:
+                full = self._whole_reference(input_set)
             full = [
                 f.float() if f.dtype.itemsize == 1 and f.is_floating_point() else f for f in full
             ]
-            return [f.reshape(-1, max(1, w))[r] for f, w, r in zip(full, widths, rows, strict=True)]
+            return [
+                f.reshape(-1, max(1, w))[r.to(f.device)].to(r.device)
+                for f, w, r in zip(full, widths, rows, strict=True)
+            ]
         try:
             with torch.no_grad():
                 found = by_rows(tuple(rows), **input_set.arguments)
@@ -373,10 +383,34 @@ class InputSampler:
         return self._random.choice([d for d in pool if d is not other_than])
 
     def expected(self, input_set: InputSet) -> tuple[torch.Tensor, ...]:
-        """The reference's results, float64 or float32, computed once per draw."""
+        """The reference's results, float64 or float32, computed once per draw; on the host where
+        the device's memory was not enough.
+        """
         if input_set.known_results is None:
-            input_set.known_results = self.call("reference", input_set)
+            input_set.known_results = self._whole_reference(input_set)
         return input_set.known_results
+
+    def _whole_reference(self, input_set: InputSet) -> tuple[torch.Tensor, ...]:
+        """The reference's results. If the device has no memory for it, it is computed on the host,
+        and its results stay there: in float64 a reference keeps several times what the operation
+        does, and in a race the results of every baseline lie beside it.
+
+        Raises:
+            TaskError: See `call`.
+            DeviceFull: The host has no memory for it either, or cannot compute it.
+        """
+        try:
+            return self.call("reference", input_set)
+        except DeviceFull as e:
+            lack = str(e)  # and not the error: its traceback holds on to memory
+        use = memory_use(self.device)
+        if HOST_ROOM * (0 if use is None else use.peak) >= available_bytes():
+            raise DeviceFull(lack)
+        on_host = {n: t.cpu() for n, t in input_set.tensors.items()}
+        try:
+            return self.call("reference", replace(input_set, tensors=on_host))
+        except KagentError:
+            raise DeviceFull(lack) from None
 
     def accepted(
         self, input_set: InputSet, outputs: Sequence[torch.Tensor]
@@ -401,7 +435,9 @@ class InputSampler:
         nowhere: list[torch.Tensor | None] = [None] * len(outputs)
         if not self.task.accept:
             return list(outputs), nowhere
-        expected = [e.to(o.dtype) for e, o in zip(self.expected(input_set), outputs, strict=True)]
+        expected = [
+            e.to(o.device, o.dtype) for e, o in zip(self.expected(input_set), outputs, strict=True)
+        ]
         own = [o.clone() for o in outputs]
         if all(map(torch.equal, own, expected)):
             return own, nowhere

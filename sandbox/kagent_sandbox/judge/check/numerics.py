@@ -90,7 +90,7 @@ def measure_errors(
 
     Args:
         out: The result, in its own dtype.
-        ref: The reference, float64 or float32, of the same shape.
+        ref: The reference, float64 or float32, of the same shape. They are compared where it lies.
         row_dims: Number of trailing dimensions that make one row; 0 makes the whole tensor one.
         effective: Whether `Errors.effective` is worked out; only a yardstick needs it.
 
@@ -99,6 +99,7 @@ def measure_errors(
     """
     if out.numel() == 0:
         return Errors(0.0, 0.0, 0.0)
+    out = out.to(ref.device)
     if not out.dtype.is_floating_point:
         wrong = bool((out != ref.to(out.dtype)).any())
         return Errors(*(3 * (math.inf if wrong else 0.0,)))
@@ -375,7 +376,7 @@ def find_worst(out: torch.Tensor, ref: torch.Tensor) -> Worst:
     """The element that is furthest off, by |out - ref| / (|ref| + mean |ref|); misplaced NaN and
     infinity first.
     """
-    o, r = out.reshape(-1).double(), ref.reshape(-1).double()
+    o, r = out.to(ref.device).reshape(-1).double(), ref.reshape(-1).double()
     finite = torch.isfinite(r)
     same = torch.where(r.isnan(), o.isnan(), o == r)
     zero = torch.zeros((), dtype=r.dtype, device=r.device)

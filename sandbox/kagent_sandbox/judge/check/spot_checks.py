@@ -94,13 +94,15 @@ def spot_checks_at(
 
     Args:
         index: Their flat numbers, [n] int64.
-        reference: The reference's whole result, [rows, width], float64 or float32.
+        reference: The reference's whole result, [rows, width], float64 or float32; on the host
+            where the device had no room for it.
         dtype: Of the result.
         typical: See `choose_spot_checks`.
     """
     width = reference.shape[1]
     rows, row = torch.unique(index // width, return_inverse=True)
-    return _spot_checks(index, row, index % width, reference[rows], dtype, typical)
+    at_rows = reference[rows.to(reference.device)].to(index.device)
+    return _spot_checks(index, row, index % width, at_rows, dtype, typical)
 
 
 def _spot_checks(

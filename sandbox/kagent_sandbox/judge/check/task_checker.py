@@ -1,7 +1,9 @@
 """Checks a task: `python -m kagent_sandbox.judge.check.task_checker`.
 
 Trusted code: torch and the task's reference.py. It reads one JSON request from standard input and
-writes one JSON object: {"ok": a `TaskCheck` for each kind of device} or {"error": one line}.
+writes one JSON object: {"ok": a `TaskCheck` for each kind of device} or one line of why not:
+{"error": a fault of the task}, {"full": memory was not enough} or {"failed": torch's error about
+the device}.
 """
 
 from __future__ import annotations
@@ -87,6 +89,8 @@ def main() -> None:
         answer = {"error": str(e)}
     except DeviceFull as e:
         answer = {"full": str(e)}
+    except RuntimeError as e:  # a GPU's errors come late, where no function of the task is called
+        answer = {"failed": " ".join(f"{type(e).__name__}: {e}".split())}
     answers.write(json.dumps(answer))
     answers.close()
     exit_fast()

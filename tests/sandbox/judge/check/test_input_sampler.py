@@ -10,6 +10,7 @@ from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Stage
 from kagent_sandbox.device.cpu.traits import TRAITS
 from kagent_sandbox.device.traits import InputPolicy
+from kagent_sandbox.errors import DeviceFull
 from kagent_sandbox.judge.arena.session import CandidateRejected
 from kagent_sandbox.judge.check import inputs as draws
 from kagent_sandbox.judge.check import numerics
@@ -215,3 +216,50 @@ def test_stale_values_are_plausible_and_wrong(task):
     assert not bool((same == torch.tensor([0.0, 1.0, 1.0, 1.0])).any())
     assert draws._wrong(torch.tensor([True, False])).tolist() == [False, True]
     assert draws._wrong(torch.tensor([3, 4])).tolist() == [4, 5]
+
+
+LACKING = REFERENCE.replace(
+    "def reference(*, x):",
+    "FULL = []\n\n\ndef reference(*, x):\n    if FULL:\n"
+    "        raise torch.OutOfMemoryError(FULL.pop())",
+).replace("def reference_rows(", "def _rows(")
+
+
+@pytest.fixture
+def full_task(tmp_path):
+    """A reference that lacks memory as often as its list `FULL` has entries."""
+    folder = write_task(tmp_path)
+    (folder / "reference.py").write_text(LACKING)
+    return load_task(folder)
+
+
+def test_a_reference_that_lacks_memory_is_computed_on_the_host(full_task):
+    source, case = InputSampler(full_task, CPU, InputPolicy()), full_task.cases("cpu").check[0]
+    lacks = source._reference.FULL
+    draw = source.fresh(case)
+    known = source.expected(draw)
+    places = [torch.tensor([3, 1])]
+    exact = source.exact_spot_checks(draw, places)
+    draw.known_results = None
+    lacks.append("CUDA out of memory. Tried to allocate 12.00 GiB.")
+    assert all(map(torch.equal, source.expected(draw), known))
+    assert not lacks
+    draw.known_results = None
+    lacks.append("CUDA out of memory. Tried to allocate 12.00 GiB.")
+    (again,) = source.exact_spot_checks(draw, places)
+    assert not lacks
+    assert torch.equal(again.expected, exact[0].expected)
+
+
+def test_a_reference_that_lacks_memory_there_too_says_so(full_task, monkeypatch):
+    source, case = InputSampler(full_task, CPU, InputPolicy()), full_task.cases("cpu").check[0]
+    lacks = source._reference.FULL
+    lacks += ["out of memory"] * 2
+    with pytest.raises(DeviceFull, match=r"reference: case .*out of memory"):
+        source.expected(source.fresh(case))
+    assert not lacks
+    monkeypatch.setattr(draws, "available_bytes", lambda: 0)
+    lacks.append("CUDA out of memory. Tried to allocate 12.00 GiB.")
+    with pytest.raises(DeviceFull, match=r"12\.00 GiB"):
+        source.expected(source.fresh(case))
+    assert not lacks
