@@ -16,10 +16,14 @@ from kagent.authoring.inductor.host import INDENT, case_dtypes, host_function, k
 from kagent.authoring.inductor.products import (
     PADDED_ROWS,
     PRECISION,
+    SPLIT_K,
+    SPLITS_OF,
+    SUM_SPLITS,
     PaddedOperand,
     choose_precision,
     improve_products,
     names_in,
+    split_k,
 )
 from kagent.authoring.inductor.row_loops import MOST_SHARED, STAGES, WHOLE, improve_row_loops
 from kagent.authoring.inductor.trace import NoSeed, Traced
@@ -137,12 +141,22 @@ class _Kernel:
     inner: bool  # it sums along the dimension that is contiguous
     dot: bool
     precise: bool  # a parameter says how it multiplies
+    split: str  # the parameter that sums go to, if they may be made in parts
     padded: Sequence[PaddedOperand]
     unread: Sequence[str]  # parameters that the kernel has no more
     hints: Mapping[str, int]
     reduces: bool
     row_loads: int  # of a loop over its rows, which has the parameters of `row_loops`; 0: no loop
     element_bytes: int  # of its largest
+
+
+@dataclass(frozen=True)
+class _Splits:
+    """Host code about the parts that a launch makes its sums in."""
+
+    count: str = "1"
+    before: Sequence[str] = ()
+    after: Sequence[str] = ()
 
 
 @dataclass
@@ -250,6 +264,7 @@ class TritonFile:
             values = ["tf32", "tf32x3"] if "window_products" in made else ["tf32x3", "ieee"]
             self._tunable(PRECISION, values[0], values)
         row_loads = improve_row_loops(node)
+        split = split_k(node) if grid in ("Grid2D", "Grid2DWithYZOverflow") else ""
         text = self._text(node, traced, signature)
         reduction = meant.get("reduction_hint")
         return _Kernel(
@@ -259,6 +274,7 @@ class TritonFile:
             padded=padded,
             unread=unread,
             precise=any(a.arg == PRECISION for a in node.args.args),
+            split=split,
             blocks=blocks,
             words=sizes,
             constants=constants,
@@ -360,6 +376,11 @@ class TritonFile:
             case _:
                 raise NoSeed(f"Inductor launches {kernel.name} on a {kernel.grid}")
         warps = self._warps(kernel, values)
+        splits = _Splits()
+        if kernel.split:
+            splits = self._splits(kernel.split, sizes, f"{programs('X')} * {programs('Y')}")
+        if splits.before:
+            grid[0] += f" * {splits.count}"
         for operand in kernel.padded:
             self.host_helpers.setdefault("_rows", PADDED_ROWS.strip())
             tensor, columns = sizes[operand.pointer], sizes[operand.size]
@@ -377,12 +398,39 @@ class TritonFile:
         keywords += [f"{w.upper()}_WORD={length}" for w, length in lengths.items()]
         keywords += [f"{b}={v}" for b, v in values.items()]
         keywords += [f"{PRECISION}={PRECISION}"] if kernel.precise else []
+        keywords += [f"{SPLIT_K}={splits.count}"] if kernel.split else []
         if kernel.row_loads:
             keywords.append(f"{WHOLE}={sizes['r0_numel']} <= {values['R0_BLOCK']}")
             keywords.append(f"{STAGES}={self._stages(kernel, values['XBLOCK'])}")
         keywords += [f"num_warps={warps}"]
         grid_text = f"({', '.join(grid)}{',' if len(grid) == 1 else ''})"
-        return wrapped(f"{kernel.name}[{grid_text}]", [*given, *keywords])
+        call = wrapped(f"{kernel.name}[{grid_text}]", [*given, *keywords])
+        return [*splits.before, *call, *splits.after]
+
+    def _splits(self, split: str, sizes: dict[str, str], tiles: str) -> _Splits:
+        """Have a launch write its sums in parts, if there are several, and add these up."""
+        result = sizes[split]
+        if not result.isidentifier():  # a view, whose rows may lie apart
+            return _Splits()
+        self.helpers.setdefault("_sum_splits", SUM_SPLITS.strip())
+        self.host_helpers.setdefault("_splits_of", SPLITS_OF.strip())
+        sizes[split] = "_sums"
+        numel = f"{result}.numel()"
+        where = f"dtype=torch.float32, device={result}.device"
+        add = wrapped(
+            f"_sum_splits[(triton.cdiv({numel}, 128),)]",
+            ["_sums", result, numel, f"{SPLIT_K}=_splits", "BLOCK=128"],
+        )
+        return _Splits(
+            "_splits",
+            [
+                *wrapped("_splits = _splits_of", [tiles, sizes["r0_numel"]]),
+                f"_sums = {result}",
+                "if _splits > 1:",
+                f"{INDENT}_sums = torch.empty((_splits, {numel}), {where})",
+            ],
+            ["if _splits > 1:", *(INDENT + line for line in add)],
+        )
 
     def _stages(self, kernel: _Kernel, columns: str) -> str:
         """Blocks of a row that are on their way at once, as many as there is shared memory for."""
