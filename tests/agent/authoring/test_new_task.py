@@ -258,7 +258,7 @@ def attention_dropped(x):
     return F.scaled_dot_product_attention(x, x, x, None, 0.1)
 
 
-@pytest.mark.sampled(one_in=4)
+@pytest.mark.nightly
 @pytest.mark.parametrize("function", [softmax_dropped, attention_dropped])
 @pytest.mark.parametrize("backward", [False, True])
 def test_dropout_that_a_function_calls_is_left_out(tmp_path, in_process, function, backward):

@@ -122,6 +122,7 @@ for rows, columns, splits in ((17, 16901, 4), (66, 8192, 2), (5, 8191, 1)):
 """
 
 
+@pytest.mark.nightly
 def test_few_tiles_make_their_long_sums_in_parts(gpu_seed, builder):
     """Four programs had all of 256 x 256 sums of 524288: 0.044 times as fast as torch (H200)."""
     folder, outcome = gpu_seed("(lambda a: a @ a.mT @ a)(x)", 40.0)

@@ -93,6 +93,7 @@ def test_code_for_the_cpu_computes(name, tmp_path):
     assert error_of(SNIPPETS[name], "cpu", tmp_path) < 1
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_triton_code_computes_in_the_interpreter(bare_python):
     """In a process of its own: TRITON_INTERPRET decides at import what `triton.jit` returns."""

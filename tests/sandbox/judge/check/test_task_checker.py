@@ -443,6 +443,7 @@ def test_a_reference_may_have_another_result_while_its_operations_are_looked_at(
     assert checked(tmp_path, reference=other).cases == 3
 
 
+@pytest.mark.nightly
 def test_a_wrong_declaration_of_no_effect_is_a_fault_also_where_all_else_is_known(
     tmp_path, own_cache
 ):

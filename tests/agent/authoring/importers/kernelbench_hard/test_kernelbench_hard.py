@@ -52,6 +52,7 @@ def problem(folder, model=MODEL, shapes=SHAPES):
     return where
 
 
+@pytest.mark.nightly
 def test_a_problem_becomes_a_task_that_passes_its_check(tmp_path):
     task = load_task(import_problem(problem(tmp_path), tmp_path))
     assert (task.name, task.summary) == ("kbh_01_linear", "Linear")
