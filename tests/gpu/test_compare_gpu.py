@@ -5,6 +5,7 @@ import pytest
 import torch
 from kagent.tasks import find_task
 from kagent_sandbox.device.cuda.traits import TRAITS
+from kagent_sandbox.errors import DeviceFull
 from kagent_sandbox.judge.check.inputs import InputSampler
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone]
@@ -29,6 +30,9 @@ def test_a_reference_without_memory_beside_others_is_computed_on_the_host():
     free, _ = torch.cuda.mem_get_info()
     rest = 2 * task.min_bytes(case)  # for eager and inputs, and not for float64
     taken = torch.empty(int(free - rest), dtype=torch.uint8, device=device)
+    with pytest.raises(DeviceFull) as full:
+        sampler.expected(draw)
+    assert sampler.compute_on_host(full.value)
     (there,) = sampler.expected(draw)
     assert there.device.type == "cpu"
     torch.testing.assert_close(there, known, rtol=1e-9, atol=1e-12)

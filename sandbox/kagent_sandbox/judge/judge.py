@@ -20,7 +20,7 @@ from kagent_sandbox.device import device_memory
 from kagent_sandbox.errors import DeviceError, DeviceFull, DeviceWedged
 from kagent_sandbox.judge.arena.layout import ALIGN, pitch_of
 from kagent_sandbox.judge.arena.phase_timer import PhaseTimer
-from kagent_sandbox.judge.arena.scratch import refuse_scratch
+from kagent_sandbox.judge.arena.scratch import blamed, refuse_scratch
 from kagent_sandbox.judge.arena.session import Arenas, CandidateRejected, LauncherSession
 from kagent_sandbox.judge.check.cases import bench_cases, check_cases, race_cases
 from kagent_sandbox.judge.check.check_inputs import draw_pair, drawn_pairs
@@ -70,20 +70,25 @@ def _tried(
     *,
     alone: bool = True,
     blame: Callable[[Exception], Rejected | None] = lambda _: None,
+    relieve: Callable[[Exception], bool] = lambda _: False,
 ) -> T | Rejected:
-    """Evaluate; once more in a fresh process where a failure may not be the kernel's.
+    """Evaluate; once more in a fresh process where a failure may not be the kernel's, and where
+    less memory of the device is enough.
 
     Args:
         evaluate: Evaluates a candidate.
         alone: Whether nobody else works on the device.
         blame: The verdict on a candidate without which memory would have been enough for the
             judge; None where it would not.
+        relieve: Has the judge's own work take less of the device's memory; whether it does.
 
     Raises:
+        TaskError: The judge's own work needs more memory than the device has.
         DeviceError: Twice in a row the machine failed in a way that no kernel can cause.
         DeviceFull: There was no memory left, and others work on the device: `alone` is false.
     """
-    for last in (False, True):
+    last = False
+    while True:
         try:
             return evaluate()
         except CandidateRejected as e:
@@ -97,12 +102,11 @@ def _tried(
                 ) from e
             if last or e.blame == "kernel":
                 return e.verdict
+            last = True
         except (DeviceFull, RuntimeError) as e:  # torch's are among the latter
-            verdict = blame(e)
-            if verdict is None:
-                raise
-            return verdict
-    raise AssertionError("the last one returns or raises")
+            verdict = blamed(e, blame, relieve)
+            if verdict is not None:
+                return verdict
 
 
 class Judge:
@@ -171,7 +175,7 @@ class Judge:
             KeyError: A case was not built.
         """
         blame = self._blame(Stage.CHECK, built, lambda b: self._checked_bytes(b, self.check_cases))
-        return _tried(lambda: tuple(self._check(built)), alone=self.alone, blame=blame)
+        return self._tried(lambda: tuple(self._check(built)), blame)
 
     def examine(self, built: Built, *, bench_shapes: bool) -> Examined:
         """Check a candidate in every case, also after one that fails.
@@ -197,7 +201,7 @@ class Judge:
                 Stage.CHECK, built, functools.partial(self._checked_bytes, cases=[case])
             )
             check = functools.partial(self._check_alone, built, case)
-            each = _tried(check, alone=self.alone, blame=blame)
+            each = self._tried(check, blame)
             if not isinstance(each, Rejected):
                 errors += each
                 continue
@@ -220,6 +224,15 @@ class Judge:
         ) as session:
             pair = draw_pair(self._checker.sampler, case)
             return self._checker.check(session, built, case, pair)
+
+    def _tried(
+        self, evaluate: Callable[[], T], blame: Callable[[Exception], Rejected | None]
+    ) -> T | Rejected:
+        """See `_tried`. Whole references are computed on the host where the device lacks memory."""
+        return _tried(evaluate, alone=self.alone, blame=blame, relieve=self._relieve)
+
+    def _relieve(self, error: Exception) -> bool:
+        return self.alone and self._checker.sampler.compute_on_host(error)
 
     def _blame(
         self, stage: Stage, built: Built, arena_bytes: Callable[[Built], int]
@@ -339,7 +352,7 @@ class Judge:
         def arena_bytes(built: Built) -> int:
             return self._meter().arena_bytes(built, (), None)
 
-        return _tried(timed, blame=self._blame(Stage.MEASURE, built, arena_bytes))
+        return self._tried(timed, self._blame(Stage.MEASURE, built, arena_bytes))
 
     def measure(
         self,
@@ -373,7 +386,7 @@ class Judge:
             return self._meter().arena_bytes(built, self.check_cases, None)
 
         try:
-            passed = _tried(timed, blame=self._blame(Stage.MEASURE, built, arena_bytes))
+            passed = self._tried(timed, self._blame(Stage.MEASURE, built, arena_bytes))
         finally:
             checked.let_go()
         if isinstance(passed, Rejected):
@@ -479,6 +492,12 @@ class Judge:
         """
         if not self.backend.healthy():
             raise DeviceWedged(f"{self.backend.facts.name} does not compute a known result")
+
+    def begin_request(self, *, alone: bool) -> None:
+        """A request begins, alone on the device or beside others."""
+        self.alone = alone
+        self._checker.sampler.on_host = False
+        device_memory.begin_request(self.backend.device)
 
     def make_room(self) -> None:
         """Give back the memory that others need in their turns, unless it is little."""

@@ -166,8 +166,7 @@ class JudgeServer:
         if request["do"] in USES and request["do"] not in AHEAD:
             self._end_steps()
         if self._judge is not None and request["do"] in USES:
-            self._judge.alone = bool(request.get("alone", True))
-            device_memory.begin_request(self._judge.backend.device)
+            self._judge.begin_request(alone=bool(request.get("alone", True)))
 
     def _explained(self, error: Exception, request: Json) -> KagentError:
         """The error where memory was not enough."""

@@ -14,6 +14,7 @@ from kagent_sandbox.device import device_memory
 from kagent_sandbox.device.cpu.backend import CpuBackend
 from kagent_sandbox.device.device_memory import MemoryUse
 from kagent_sandbox.errors import DeviceFull, TaskError
+from kagent_sandbox.judge.check import inputs
 from kagent_sandbox.judge.judge import Judge
 from kagent_sandbox.judge.timing import race
 
@@ -57,6 +58,7 @@ def use(monkeypatch, full):
         full.unlink()
         return replace(found[-1], arena=arena_bytes)
 
+    monkeypatch.setattr(inputs, "available_bytes", lambda: 0)
     monkeypatch.setattr(device_memory, "memory_use", memory_use)
     monkeypatch.setattr(race, "memory_use", memory_use)
     found.append(MemoryUse(TOTAL, 0, 0, 20 * MIB))
@@ -110,6 +112,37 @@ def test_what_is_more_than_the_device_without_scratch_is_the_tasks_fault(judge, 
     use.append(MemoryUse(TOTAL, 0, 0, 90 * MIB))
     with pytest.raises(TaskError, match="smaller cases, or a reference that keeps less"):
         judge.check(with_scratch(built(judge.task, SEED, GOOD), 60))
+
+
+@pytest.mark.parametrize("peak_mib", [20, 90])
+def test_the_host_computes_what_no_scratch_memory_is_to_blame_for(
+    judge, use, monkeypatch, peak_mib
+):
+    monkeypatch.setattr(inputs, "available_bytes", lambda: 1 << 40)
+    use.append(MemoryUse(TOTAL, 0, 0, peak_mib * MIB))
+    assert not isinstance(judge.check(built(judge.task, SEED, GOOD)), Rejected)
+    assert judge._checker.sampler.on_host
+    judge.begin_request(alone=True)
+    assert not judge._checker.sampler.on_host
+
+
+def test_the_host_does_not_compute_in_the_place_of_a_candidate_that_took_the_memory(
+    judge, use, monkeypatch
+):
+    """Else any candidate could have a reference take minutes."""
+    monkeypatch.setattr(inputs, "available_bytes", lambda: 1 << 40)
+    verdict = judge.check(with_scratch(built(judge.task, SEED, GOOD), 60))
+    assert verdict.status is Status.RESOURCE_LIMIT
+    assert not judge._checker.sampler.on_host
+
+
+def test_a_race_goes_on_with_references_from_the_host(judge, use, monkeypatch):
+    monkeypatch.setattr(inputs, "available_bytes", lambda: 1 << 40)
+    good = built(judge.task, SEED, GOOD, race=True)
+    found = judge.race([Contender("good", good, {})], hidden=True)
+    assert judge._checker.sampler.on_host
+    assert not found.failed
+    assert len(found.cases) == len(judge.race_cases)
 
 
 @pytest.mark.sampled(one_in=2)

@@ -15,6 +15,39 @@ if TYPE_CHECKING:
     from kagent_sandbox.data.build import Built
 
 
+def blamed(
+    error: Exception,
+    blame: Callable[[Exception], Rejected | None],
+    relieve: Callable[[Exception], bool],
+) -> Rejected | None:
+    """What follows from an error of the judge's own work.
+
+    A candidate whose scratch memory is decisive is out. The host computes for the device only where
+    there is no such candidate, or any could have a reference take minutes.
+
+    Args:
+        error: The error.
+        blame: The verdict on a candidate whose scratch memory is decisive; else None.
+        relieve: Has the judge's own work take less of the device's memory; whether it does.
+
+    Returns:
+        The verdict; None to try once more, with less memory.
+
+    Raises:
+        TaskError: The work takes more memory than there is.
+        Exception: The error itself.
+    """
+    try:
+        verdict = blame(error)
+    except TaskError:
+        if not relieve(error):
+            raise
+        return None
+    if verdict is None and not relieve(error):
+        raise error
+    return verdict
+
+
 def refuse_scratch(
     error: Exception,
     use: MemoryUse | None,

@@ -126,6 +126,7 @@ class InputSampler:
     def __init__(self, task: Task, device: torch.device, policy: InputPolicy) -> None:
         self.task = task
         self.device = device
+        self.on_host = False  # whole references are computed there: see `compute_on_host`
         self._file = task.folder / "reference.py"  # that errors name
         self._pool = policy.pool
         self._tf32 = policy.tf32
@@ -390,27 +391,38 @@ class InputSampler:
             input_set.known_results = self._whole_reference(input_set)
         return input_set.known_results
 
+    def compute_on_host(self, error: Exception) -> bool:
+        """Compute whole references on the host from now on, where their results stay, if the device
+        lacks memory for them: in float64 a reference keeps several times what the operation does,
+        and in a race the results of every baseline lie beside it.
+
+        Args:
+            error: What failed.
+
+        Returns:
+            Whether that may help: not if the error is another one, if they are computed there
+            already, or if the host has no room.
+        """
+        if self.on_host or not lacks_memory(error):
+            return False
+        use = memory_use(self.device)
+        self.on_host = HOST_ROOM * (0 if use is None else use.peak) < available_bytes()
+        return self.on_host
+
     def _whole_reference(self, input_set: InputSet) -> tuple[torch.Tensor, ...]:
-        """The reference's results. If the device has no memory for it, it is computed on the host,
-        and its results stay there: in float64 a reference keeps several times what the operation
-        does, and in a race the results of every baseline lie beside it.
+        """The reference's results, on the host after `compute_on_host`.
 
         Raises:
             TaskError: See `call`.
-            DeviceFull: The host has no memory for it either, or cannot compute it.
+            DeviceFull: The host cannot compute it in the device's place.
         """
-        try:
+        if not self.on_host:
             return self.call("reference", input_set)
-        except DeviceFull as e:
-            lack = str(e)  # and not the error: its traceback holds on to memory
-        use = memory_use(self.device)
-        if HOST_ROOM * (0 if use is None else use.peak) >= available_bytes():
-            raise DeviceFull(lack)
-        on_host = {n: t.cpu() for n, t in input_set.tensors.items()}
+        there = {n: t.cpu() for n, t in input_set.tensors.items()}
         try:
-            return self.call("reference", replace(input_set, tensors=on_host))
-        except KagentError:
-            raise DeviceFull(lack) from None
+            return self.call("reference", replace(input_set, tensors=there))
+        except TaskError as e:
+            raise DeviceFull(f"the device lacks memory for it, and on the host: {e}") from None
 
     def accepted(
         self, input_set: InputSet, outputs: Sequence[torch.Tensor]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import statistics
 import time
@@ -18,7 +19,7 @@ from kagent_sandbox.device.device_memory import lacks_memory, memory_use
 from kagent_sandbox.device.interface import BaselineFailed
 from kagent_sandbox.errors import DeviceError, DeviceFull
 from kagent_sandbox.judge.arena.layout import pitch_of
-from kagent_sandbox.judge.arena.scratch import refuse_scratch
+from kagent_sandbox.judge.arena.scratch import blamed, refuse_scratch
 from kagent_sandbox.judge.arena.session import Arenas, CandidateRejected, LauncherSession
 from kagent_sandbox.judge.check.checker import Checker, check_results
 from kagent_sandbox.judge.timing import estimates, metrics
@@ -101,11 +102,11 @@ class Racer:
                 runners = [r for r in runners if r.id != e.id]
             except (DeviceFull, RuntimeError) as e:  # torch's are among the latter
                 largest = self._largest(runners, cases)
-                verdict = self._refused(e, largest, cases)
-                if verdict is None:
-                    raise
-                failed[largest.id] = verdict
-                runners = [r for r in runners if r.id != largest.id]
+                refused = functools.partial(self._refused, runner=largest, cases=cases)
+                verdict = blamed(e, refused, self.checker.sampler.compute_on_host)
+                if verdict is not None:
+                    failed[largest.id] = verdict
+                    runners = [r for r in runners if r.id != largest.id]
         ids = [r.id for r in runners]
         by_id = {r.id: r for r in runners}
         results = [

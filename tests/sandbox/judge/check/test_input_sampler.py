@@ -233,33 +233,25 @@ def full_task(tmp_path):
     return load_task(folder)
 
 
-def test_a_reference_that_lacks_memory_is_computed_on_the_host(full_task):
+def test_a_reference_that_lacks_memory_is_computed_on_the_host(full_task, monkeypatch):
     source, case = InputSampler(full_task, CPU, InputPolicy()), full_task.cases("cpu").check[0]
-    lacks = source._reference.FULL
-    draw = source.fresh(case)
-    known = source.expected(draw)
+    lacks, draw = source._reference.FULL, source.fresh(case)
     places = [torch.tensor([3, 1])]
-    exact = source.exact_spot_checks(draw, places)
+    known, exact = source.expected(draw), source.exact_spot_checks(draw, places)
     draw.known_results = None
     lacks.append("CUDA out of memory. Tried to allocate 12.00 GiB.")
+    with pytest.raises(DeviceFull, match=r"12\.00 GiB") as full:
+        source.expected(draw)
+    assert not source.compute_on_host(ValueError("no"))
+    with monkeypatch.context() as patch:
+        patch.setattr(draws, "available_bytes", lambda: 0)
+        assert not source.compute_on_host(full.value)
+    assert source.compute_on_host(full.value)
+    assert not source.compute_on_host(full.value)
     assert all(map(torch.equal, source.expected(draw), known))
-    assert not lacks
     draw.known_results = None
-    lacks.append("CUDA out of memory. Tried to allocate 12.00 GiB.")
     (again,) = source.exact_spot_checks(draw, places)
-    assert not lacks
     assert torch.equal(again.expected, exact[0].expected)
-
-
-def test_a_reference_that_lacks_memory_there_too_says_so(full_task, monkeypatch):
-    source, case = InputSampler(full_task, CPU, InputPolicy()), full_task.cases("cpu").check[0]
-    lacks = source._reference.FULL
-    lacks += ["out of memory"] * 2
+    lacks.append("out of memory")
     with pytest.raises(DeviceFull, match=r"reference: case .*out of memory"):
-        source.expected(source.fresh(case))
-    assert not lacks
-    monkeypatch.setattr(draws, "available_bytes", lambda: 0)
-    lacks.append("CUDA out of memory. Tried to allocate 12.00 GiB.")
-    with pytest.raises(DeviceFull, match=r"12\.00 GiB"):
-        source.expected(source.fresh(case))
-    assert not lacks
+        source.expected(draw)
