@@ -213,7 +213,9 @@ def test_compiling_ahead_takes_its_steps_in_turns_of_their_own():
 
     server = JudgeServer(None)
     backend = SimpleNamespace(device=SimpleNamespace(type="cpu"))
-    server._judge = SimpleNamespace(race_cases=[], backend=backend, alone=True)
+    server._judge = SimpleNamespace(
+        race_cases=[], backend=backend, begin_request=lambda *, alone: None
+    )
     server._race_baselines = SimpleNamespace(compile_ahead=compile_ahead)
     begin = _ahead(visible=False, hidden=True)
     needs = [server._ahead(begin, ()), server._step({}, ()), server._step({}, ())]

@@ -20,7 +20,7 @@ def blamed(
     blame: Callable[[Exception], Rejected | None],
     relieve: Callable[[Exception], bool],
 ) -> Rejected | None:
-    """What follows from an error of the judge's own work.
+    """Verdict on an error of the judge's own work.
 
     A candidate whose scratch memory is decisive is out. The host computes for the device only where
     there is no such candidate, or any could have a reference take minutes.
