@@ -112,7 +112,7 @@ def explain(
     """
     if use is None:
         return error if isinstance(error, KagentError) else DeviceFull(_first_line(error))
-    needed = use.peak + _tried_bytes(str(error))
+    needed = use.peak + tried_bytes(str(error))
     of_task = needed + arena_bytes
     if alone and of_task > MOST_SHARE * use.total:
         return TaskError(
@@ -133,7 +133,8 @@ def _first_line(error: Exception) -> str:
     return (text if found is None else text[: found.end()]).rstrip(".") + "."
 
 
-def _tried_bytes(text: str) -> int:
+def tried_bytes(text: str) -> int:
+    """Bytes that an error says could not be had; 0 where it does not say."""
     found = _TRIED.search(text)
     return 0 if found is None else int(float(found[1]) * _UNITS[found[2]])
 

@@ -121,7 +121,8 @@ spec.loader.exec_module(seed)
 for rows, columns, splits in ((17, 16901, 4), (66, 8192, 2), (5, 8191, 1)):
     x = torch.rand(rows, columns, generator=torch.Generator().manual_seed(rows))
     tiles = -(-rows // seed.DOT_YBLOCK) * -(-rows // seed.DOT_XBLOCK)
-    assert seed._splits_of(tiles, columns) == splits, (rows, columns)
+    assert seed._splits_of(x, tiles, columns) == splits, (rows, columns)
+    assert seed._splits_of(x.mT, tiles, columns) == 1  # its rows lie apart
     exact = x.double() @ x.double().mT @ x.double()
     torch.testing.assert_close(seed.double(x).double(), exact, rtol=1e-6, atol=0.0)
 """

@@ -38,8 +38,8 @@ SPLIT_K = "SPLIT_K"
 SPLITS_OF = f"""
 # A product of few tiles leaves most of an H100's 132 multiprocessors idle. So many programs share
 # the sums of a tile (split-K), each with thousands of products.
-def _splits_of(tiles, length):
-    most = min(64, 264 // tiles, length // {8 * CHAIN})
+def _splits_of(result, tiles, length):
+    most = min(64, 264 // max(1, tiles), length // {8 * CHAIN}) if result.is_contiguous() else 1
     return 1 << (most.bit_length() - 1) if most > 1 else 1
 """
 """Host code for the number of parts."""

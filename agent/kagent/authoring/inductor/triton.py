@@ -424,7 +424,7 @@ class TritonFile:
         return _Splits(
             "_splits",
             [
-                *wrapped("_splits = _splits_of", [tiles, sizes["r0_numel"]]),
+                *wrapped("_splits = _splits_of", [result, tiles, sizes["r0_numel"]]),
                 f"_sums = {result}",
                 "if _splits > 1:",
                 f"{INDENT}_sums = torch.empty((_splits, {numel}), {where})",

@@ -84,11 +84,13 @@ def available_bytes() -> int:
             break
     else:
         available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    group = Path("/sys/fs/cgroup")
     try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        limit = (group / "memory.max").read_text().strip()
+        used = int((group / "memory.current").read_text())
     except OSError:
         return available
-    return available if limit == "max" else min(available, int(limit))
+    return available if limit == "max" else max(0, min(available, int(limit) - used))
 
 
 def _last_level_cache_bytes() -> int:

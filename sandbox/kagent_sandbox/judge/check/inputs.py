@@ -26,7 +26,13 @@ import torch
 from kagent_sandbox.data.build import ScalarSpec, TensorSpec
 from kagent_sandbox.data.build_case import build_case
 from kagent_sandbox.device.cpu.facts import available_bytes
-from kagent_sandbox.device.device_memory import lacks_memory, memory_use, total_bytes
+from kagent_sandbox.device.device_memory import (
+    begin_request,
+    lacks_memory,
+    memory_use,
+    total_bytes,
+    tried_bytes,
+)
 from kagent_sandbox.device.plan_ops import dtype_of
 from kagent_sandbox.errors import DeviceFull, KagentError, TaskError
 from kagent_sandbox.judge.arena.placement import StaleValues
@@ -401,13 +407,24 @@ class InputSampler:
 
         Returns:
             Whether that may help: not if the error is another one, if they are computed there
-            already, or if the host has no room.
+            already, if every timed draw needs one, which would take hours, or if the host has no
+            room.
         """
-        if self.on_host or not lacks_memory(error):
+        if self.on_host or not lacks_memory(error) or self._needs_one_for_every_draw:
             return False
         use = memory_use(self.device)
-        self.on_host = HOST_ROOM * (0 if use is None else use.peak) < available_bytes()
+        needed = tried_bytes(str(error)) + (0 if use is None else use.peak)
+        self.on_host = HOST_ROOM * needed < available_bytes()
+        begin_request(self.device)  # what it had until now is not needed there again
         return self.on_host
+
+    @property
+    def _needs_one_for_every_draw(self) -> bool:
+        """Whether `spot_checks` need a whole reference."""
+        by_rows = getattr(self._reference, "reference_rows", None) is not None
+        plain = len(self.task.compared) == len(self.task.results)
+        valid = any(r.valid for r in self.task.compared)
+        return not (self.spots_are_torchs or (by_rows and plain and not valid))
 
     def _whole_reference(self, input_set: InputSet) -> tuple[torch.Tensor, ...]:
         """The reference's results, on the host after `compute_on_host`.

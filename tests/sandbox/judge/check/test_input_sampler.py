@@ -239,8 +239,8 @@ def test_a_reference_that_lacks_memory_is_computed_on_the_host(full_task, monkey
     places = [torch.tensor([3, 1])]
     known, exact = source.expected(draw), source.exact_spot_checks(draw, places)
     draw.known_results = None
-    lacks.append("CUDA out of memory. Tried to allocate 12.00 GiB.")
-    with pytest.raises(DeviceFull, match=r"12\.00 GiB") as full:
+    lacks.append("CUDA out of memory. Tried to allocate 12.00 MiB.")
+    with pytest.raises(DeviceFull, match=r"12\.00 MiB") as full:
         source.expected(draw)
     assert not source.compute_on_host(ValueError("no"))
     with monkeypatch.context() as patch:
