@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from kagent_sandbox import cache
 from kagent_sandbox.data.records import from_json, to_json
 from kagent_sandbox.device.table import available, device_for, find_device
-from kagent_sandbox.errors import DeviceError, DeviceFull, TaskError
+from kagent_sandbox.errors import DeviceFull, TaskError
 from kagent_sandbox.process.ask_once import TookTooLong, ask_once
 from kagent_sandbox.process.device_lock import DeviceLock
 from kagent_sandbox.process.temporary_space import temporary_space
@@ -133,8 +133,8 @@ def _cache_names(task: Task, kind: Kind) -> tuple[str, str]:
 _Known = dict["Kind", TaskCheck | None]
 
 
-class _NoAnswer(TaskError):  # noqa: N818
-    """The process ended before it had anything to say."""
+class _NotChecked(TaskError):  # noqa: N818
+    """The check ended before its end, and nothing says that it was the task's fault."""
 
 
 def _check_on_gpu(task: Task, known: _Known, say: Callable[[str], None]) -> dict[Kind, TaskCheck]:
@@ -144,7 +144,7 @@ def _check_on_gpu(task: Task, known: _Known, say: Callable[[str], None]) -> dict
     Whoever wants to time on it waits for the check.
     """
     lock = DeviceLock(find_device(device_for("gpu")).unit_name(0), say)
-    with contextlib.suppress(DeviceError, _NoAnswer), lock.turn("work"):
+    with contextlib.suppress(DeviceFull, _NotChecked), lock.turn("work"):
         return _run(task, known, "cuda", alone=False)
     with lock.turn("timing"):
         return _run(task, known, "cuda", alone=True)
@@ -171,11 +171,11 @@ def _run(task: Task, known: _Known, device: str, *, alone: bool) -> dict[Kind, T
         how = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
         last = done.tail.strip().rpartition("\n")[2]  # of a traceback, the error
         text = f"{reference}: the process that checks the task {how}{f': {last}' if last else ''}"
-        raise _NoAnswer(text) from None
+        raise _NotChecked(text) from None
     if "full" in answer:
         raise DeviceFull(answer["full"])
     if "failed" in answer:
-        raise DeviceError(f"{reference}: the check of the task failed: {answer['failed']}")
+        raise _NotChecked(f"{reference}: the check of the task failed: {answer['failed']}")
     if "error" in answer:
         raise TaskError(answer["error"])
     checks = [from_json(TaskCheck, each) for each in answer["ok"]]

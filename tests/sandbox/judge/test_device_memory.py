@@ -1,7 +1,6 @@
 """A device whose memory is not enough: asked again alone, nobody's fault while others have it."""
 
 import contextlib
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +12,7 @@ from kagent_sandbox.device.cuda.executor import Executor
 from kagent_sandbox.device.device_memory import MemoryUse, explain, lacks_memory
 from kagent_sandbox.device.interface import LaunchFailed
 from kagent_sandbox.device.traits import InputPolicy
-from kagent_sandbox.errors import ChildDied, DeviceError, DeviceFull, TaskError
+from kagent_sandbox.errors import ChildDied, DeviceFull, TaskError
 from kagent_sandbox.judge import judge_process, task_check
 from kagent_sandbox.judge.arena.session import Arenas, CandidateRejected
 from kagent_sandbox.judge.check.inputs import InputSampler
@@ -204,26 +203,11 @@ def test_an_arena_is_little_larger_than_it_must_be():
     assert asked == [30 * GIB + 80 * GIB // 64, 31 * GIB + (1 << 29) + 80 * GIB // 64]
 
 
-def test_the_check_of_a_task_is_made_again_alone(monkeypatch, task_folder):
-    taken, locked = [], Locked()
-    monkeypatch.setattr(task_check, "find_device", lambda _: SimpleNamespace(unit_name=str))
-    monkeypatch.setattr(task_check, "DeviceLock", lambda *_: locked)
-
-    def ask_once(_, request, **__):
-        taken.append(request["alone"])
-        return Ended(json.dumps({"full": "no room"}).encode(), 0, "")
-
-    monkeypatch.setattr(task_check, "ask_once", ask_once)
-    with pytest.raises(DeviceFull, match="no room"):
-        task_check._check_on_gpu(load_task(task_folder), {"gpu": None}, print)
-    assert taken == [False, True]
-    assert locked.taken == ["work", "timing"]
-
-
 @pytest.mark.parametrize(
     ("ended", "error", "why"),
     [
-        (Ended(b'{"failed": "RuntimeError: no engine"}', 0, ""), DeviceError, "no engine"),
+        (Ended(b'{"full": "no room"}', 0, ""), DeviceFull, "no room"),
+        (Ended(b'{"failed": "RuntimeError: no engine"}', 0, ""), TaskError, "no engine"),
         (Ended(b"", 1, "Traceback\n  File x\nKeyError: 'y'\n"), TaskError, "1: KeyError: 'y'$"),
         (Ended(b"", -9, ""), TaskError, "died of SIGKILL$"),
     ],
@@ -266,7 +250,7 @@ class Late(torch.Tensor):
             "def reference(*a, **k):\n    return _old(*a, **k).as_subclass(Late)\n\n\ndef _old(",
         )
     )
-    with pytest.raises(DeviceError, match="RuntimeError: GET was unable to find an engine") as e:
+    with pytest.raises(TaskError, match="RuntimeError: GET was unable to find an engine") as e:
         task_check._run(load_task(task_folder), {"cpu": None}, "cpu", alone=True)
     assert "Traceback" not in str(e.value)
 

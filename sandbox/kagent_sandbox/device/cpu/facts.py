@@ -88,9 +88,15 @@ def available_bytes() -> int:
     try:
         limit = (group / "memory.max").read_text().strip()
         used = int((group / "memory.current").read_text())
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     except OSError:
         return available
-    return available if limit == "max" else max(0, min(available, int(limit) - used))
+    return available if limit == "max" else _room(available, int(limit), used, stat)
+
+
+def _room(available: int, limit: int, used: int, stat: dict[str, str]) -> int:
+    """Bytes within a control group's limit. Files that nobody reads lately make room when asked."""
+    return max(0, min(available, limit - used + int(stat.get("inactive_file", 0))))
 
 
 def _last_level_cache_bytes() -> int:

@@ -63,8 +63,8 @@ STALE_SHARE = 1 / 32
 made anew where another case comes, or another request.
 """
 HOST_ROOM = 2.0
-"""Bytes that must be available on the host for each that a reference had on the device when that
-was full: it has asked for more.
+"""Bytes that must be available on the host for each that a reference had and asked for on the
+device when that was full: it may ask for more.
 """
 
 
@@ -243,7 +243,7 @@ class InputSampler:
         needs the reference.
         """
         return (
-            getattr(self._reference, "reference_rows", None) is None
+            self._rows_alone is None
             and not self.task.accept
             and len(self.task.compared) == len(self.task.results)
             and not any(r.valid for r in self.task.compared)
@@ -348,8 +348,8 @@ class InputSampler:
         own `reference_rows` where it has one, else from all of its results; or torch's
         (`spots_are_torchs`).
         """
-        by_rows = getattr(self._reference, "reference_rows", None)
-        if by_rows is None or len(self.task.compared) > len(self.task.results):
+        by_rows = self._rows_alone
+        if by_rows is None:
             full: Sequence[torch.Tensor] | None = input_set.known_results
             if full is None and self.spots_are_torchs:
                 full = self.call("eager", input_set)
@@ -415,16 +415,22 @@ class InputSampler:
         use = memory_use(self.device)
         needed = tried_bytes(str(error)) + (0 if use is None else use.peak)
         self.on_host = HOST_ROOM * needed < available_bytes()
-        begin_request(self.device)  # what it had until now is not needed there again
+        if self.on_host:
+            begin_request(self.device)  # what it had until now is not needed there again
         return self.on_host
 
     @property
     def _needs_one_for_every_draw(self) -> bool:
-        """Whether `spot_checks` need a whole reference."""
-        by_rows = getattr(self._reference, "reference_rows", None) is not None
-        plain = len(self.task.compared) == len(self.task.results)
+        """Whether spot checks may need a whole reference; with a rule, a candidate decides it."""
         valid = any(r.valid for r in self.task.compared)
-        return not (self.spots_are_torchs or (by_rows and plain and not valid))
+        by_rows = self._rows_alone is not None and not valid and not self.task.accept
+        return not (self.spots_are_torchs or by_rows)
+
+    @property
+    def _rows_alone(self) -> Callable[..., object] | None:
+        """The task's `reference_rows`, unless arguments that are written need a whole reference."""
+        by_rows: Callable[..., object] | None = getattr(self._reference, "reference_rows", None)
+        return by_rows if len(self.task.compared) == len(self.task.results) else None
 
     def _whole_reference(self, input_set: InputSet) -> tuple[torch.Tensor, ...]:
         """The reference's results, on the host after `compute_on_host`.

@@ -242,11 +242,15 @@ def test_a_reference_that_lacks_memory_is_computed_on_the_host(full_task, monkey
     lacks.append("CUDA out of memory. Tried to allocate 12.00 MiB.")
     with pytest.raises(DeviceFull, match=r"12\.00 MiB") as full:
         source.expected(draw)
+    begun = []
+    monkeypatch.setattr(draws, "begin_request", begun.append)
     assert not source.compute_on_host(ValueError("no"))
     with monkeypatch.context() as patch:
         patch.setattr(draws, "available_bytes", lambda: 0)
         assert not source.compute_on_host(full.value)
+    assert not begun  # the error is still to say how much was needed
     assert source.compute_on_host(full.value)
+    assert begun == [CPU]
     assert not source.compute_on_host(full.value)
     assert all(map(torch.equal, source.expected(draw), known))
     draw.known_results = None
