@@ -66,7 +66,7 @@ class ProblemProgress:
         notes: What to know of its result.
         seconds: Working time.
         phases: Seconds of each of its phases, by name: "import", "baselines", "search", ...
-        device: The device that it was begun on, as `--device` takes it; "": the first one.
+        device: The device that it was last worked on, as `--device` takes it; "": the first one.
         alone: Whether the machine failed at it beside others: it is tried alone, after these.
     """
 

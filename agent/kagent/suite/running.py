@@ -55,6 +55,7 @@ OVERLAP = 2
 _WORKER = ("-m", "kagent.suite.worker")
 _MOST_REASON = 300  # characters
 _IMPORT = "import"
+_AFTER_BASELINES = Phase.SEEDS.name.lower()
 _NO_MEMORY = re.compile(r"OutOfMemoryError|out of memory", re.IGNORECASE)
 
 Say = Callable[[str], None]
@@ -239,11 +240,12 @@ class SuiteRunner:
                 self._require_machine(self._failures[slot.device], most, found.get("reason", ""))
 
     def _next(self, slot: Slot, left: list[Problem]) -> Problem | None:
-        """The next problem for a slot. One that has begun goes on where it was."""
+        """The next problem for a slot. One whose baselines were timed goes on where that was."""
         with self._lock:
             for problem in left:
-                before = self.suite.of(problem).device
-                if before == slot.device or before not in self.devices:
+                before = self.suite.of(problem)
+                timed = _AFTER_BASELINES in before.phases
+                if not timed or before.device == slot.device or before.device not in self.devices:
                     left.remove(problem)
                     return problem
         return None

@@ -72,23 +72,44 @@ class _Turn:
         self._alone = alone
         self._inputs = list(inputs)
         self._inside = False
+        self._kept: contextlib.ExitStack | None = None  # where a turn is kept; None: nowhere
 
     def having(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, called in a turn."""
 
         def call(*arguments: object, **named: object) -> object:
-            if self._inside:
+            with contextlib.ExitStack() as own:
+                if not self._inside:
+                    (self._kept or own).enter_context(self._begun())
                 return function(*arguments, **named)
-            while self._inputs:
-                self._inputs.pop().untyped_storage().resize_(0)
-            with self._alone():
-                self._inside = True
+
+        return call
+
+    def keeping(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, which keeps the first turn that it needs, if it needs one."""
+
+        def call(*arguments: object, **named: object) -> object:
+            if self._inside or self._kept is not None:
+                return function(*arguments, **named)
+            with contextlib.ExitStack() as own:
+                self._kept = own
                 try:
                     return function(*arguments, **named)
                 finally:
-                    self._inside = False
+                    self._kept = None
 
         return call
+
+    @contextlib.contextmanager
+    def _begun(self) -> Iterator[None]:
+        while self._inputs:
+            self._inputs.pop().untyped_storage().resize_(0)
+        with self._alone():
+            self._inside = True
+            try:
+                yield
+            finally:
+                self._inside = False
 
 
 @contextlib.contextmanager
@@ -96,6 +117,7 @@ def _compiling(turn: _Turn) -> Iterator[None]:
     """Have torch's compiler stop before anything runs, and time variants in turns."""
     from torch._inductor import select_algorithm
     from torch._inductor.codegen.triton import TritonScheduling
+    from torch._inductor.fx_passes import pad_mm
     from torch._inductor.output_code import CompiledFxGraph
     from torch._inductor.runtime.benchmarking import benchmarker
     from torch._inductor.select_algorithm import AlgorithmSelectorCache
@@ -118,6 +140,8 @@ def _compiling(turn: _Turn) -> Iterator[None]:
         mock.patch.object(AlgorithmSelectorCache, "benchmark_in_current_process", choose),
         # A product with what follows it in one kernel: its first run, its configurations, itself.
         mock.patch.object(TritonScheduling, "benchmark_codegened_module", compile_and_time),
+        # A product as it is and padded: nothing is compiled between the two.
+        mock.patch.object(pad_mm, "should_pad", turn.keeping(pad_mm.should_pad)),
         # Whoever else times.
         mock.patch.object(kind, "benchmark", turn.having(kind.benchmark)),
         mock.patch.object(kind, "benchmark_gpu", turn.having(kind.benchmark_gpu)),

@@ -344,14 +344,25 @@ time.sleep(100)
     assert reasons == ["no such luck", "went on with b", "went on with c", "went on with"]
 
 
-def test_a_problem_goes_on_on_the_device_where_it_began(at_once):
+def test_a_problem_goes_on_on_the_device_where_its_baselines_were_timed(at_once):
     made = at_once("tell(error=r['device'], step='search')", *"abcd", devices=("x", "y"))
+    timed = {"state": ProblemState.BEGUN, "phases": {"baselines": 1.0, "seeds": 1.0}}
     for problem, device in zip(made.suite.problems, "yxzy", strict=True):
-        made.suite = made.suite.noted(problem, state=ProblemState.BEGUN, device=device)
+        made.suite = made.suite.noted(problem, device=device, **timed)
     made.run()
     found = [made.suite.of(p).reason for p in made.suite.problems]
     assert (found[0], found[1], found[3]) == ("y", "x", "y")
     assert found[2] in ("x", "y")
+
+
+def test_a_problem_without_times_goes_on_on_any_device(at_once):
+    """Three that one device had, and did not come to an end with, do not wait for it again."""
+    made = at_once("tell(error=r['device'], step='search')", *"abcd", devices=("x", "y"))
+    stopped = {"state": ProblemState.BEGUN, "phases": {"start": 1.0, "baselines": 1.0}}
+    for problem in made.suite.problems:
+        made.suite = made.suite.noted(problem, device="x", **stopped)
+    made.run()
+    assert {made.suite.of(p).reason for p in made.suite.problems} == {"x", "y"}
 
 
 def test_problems_at_once_share_the_cores(monkeypatch):
