@@ -41,7 +41,7 @@ def test_it_is_what_its_record_says(folder, tmp_path):
     require_certified(folder, tmp_path)
 
 
-@pytest.mark.sampled(one_in=2)
+@pytest.mark.nightly
 def test_every_operator_falls_back_and_passes_opcheck(folder, bare_python):
     names = [o.task for o in read_library(folder).library.operators]
     assert operators_called(folder, bare_python) == sorted(names)
@@ -102,6 +102,7 @@ def test_the_tables_come_from_the_record_and_from_what_was_run(session, tmp_path
     assert row.endswith("| 101.0 |")
 
 
+@pytest.mark.nightly
 def test_libraries_of_single_tasks_become_one_with_their_binaries(session):
     """When a task joins later, what is known of the others stays."""
     whole = gpu_library()

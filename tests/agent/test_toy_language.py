@@ -148,6 +148,7 @@ def test_it_is_recognised_by_its_kernels_and_by_a_seeds_name(folder):
     ) == [["toy_twice"], ["toy_twice"], "toy", "toy"]
 
 
+@pytest.mark.nightly
 def test_a_card_can_have_a_section_for_it(folder):
     text = answer(
         folder,

@@ -247,7 +247,7 @@ def picked(path, text, kind, count=2):
     return found[:count]
 
 
-@pytest.mark.sampled(one_in=2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("file", CAUGHT_CPP)
 def test_mutants_of_cpp_seeds_are_caught(file, builder, untimed):
     name = Path(file)

@@ -100,7 +100,7 @@ def test_torchs_own_result_is_within_the_contract(task):
         assert worst_share(task, reference, given, reference.eager(**given)) <= 1, case.name
 
 
-@pytest.mark.sampled(one_in=4)
+@pytest.mark.nightly
 @pytest.mark.parametrize("hidden", [64, 200, 1024, 4096])
 def test_bfloat16_holds_shifted_logits_of_any_width(hidden):
     """Where it does not, torch errs more than counts, and fails its own contract."""

@@ -15,7 +15,7 @@ FILE = SEEDS / "softmax_backward" / "cuda_packed.py"
 MULTIPROCESSORS = SimpleNamespace(multi_processor_count=2)
 
 
-@pytest.mark.sampled(one_in=3)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("dtype", "rows", "columns", "padding", "offset", "instance"),
     [

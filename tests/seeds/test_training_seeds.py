@@ -140,7 +140,7 @@ def test_seeds_that_triton_compiles_compute_their_task_in_the_interpreter(task, 
             assert all(e.share_of_tolerance <= 1 for e in found.errors)
 
 
-@pytest.mark.sampled(one_in=5)
+@pytest.mark.nightly
 @pytest.mark.parametrize(("file", "edits"), OTHER_PATHS)
 def test_paths_of_cases_that_are_too_large_here_compute_their_task(file, edits, shared):
     source = (SEEDS / file).read_text()
@@ -154,6 +154,7 @@ def test_paths_of_cases_that_are_too_large_here_compute_their_task(file, edits, 
     assert all(e.share_of_tolerance <= 1 for e in found.errors)
 
 
+@pytest.mark.nightly
 def test_rows_that_fill_the_last_tile_leave_no_trace_without_epsilon(tmp_path, shared):
     """Their root is 0."""
     folder = shutil.copytree(SEEDS / "rms_norm_backward", tmp_path / "rms_norm_backward")

@@ -163,6 +163,7 @@ def test_a_derived_seed_is_one_way_unless_it_fails(tmp_path, ways):
     assert found.left_out[seed.name].startswith("INCORRECT_NUMERICAL in ")
 
 
+@pytest.mark.nightly
 def test_an_error_of_one_draw_in_thirty_is_seen_and_named(tmp_path, ways):
     """There the sum is small beside its terms, and so beside their roundings."""
     task = task_of(tmp_path)

@@ -156,6 +156,7 @@ def test_arguments_that_are_written_are_found(tmp_path, in_process):
     assert "3 times torch's error" in made_text(made).plain
 
 
+@pytest.mark.nightly
 def test_a_task_from_python(tmp_path, in_process, monkeypatch):
     monkeypatch.setattr(new_task, "write_seeds", lambda *_, **__: [])
     made = kagent.Task.of(

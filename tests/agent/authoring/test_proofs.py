@@ -45,6 +45,7 @@ def write(folder, drawn, result, dtype, out="float32"):
     return data
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(
     ("dtype", "result", "operation"),
     [

@@ -66,6 +66,7 @@ def gpu_seed(tmp_path_factory):
 pytestmark = pytest.mark.usefixtures("shared", "brief_timing", "warm_processes")
 
 
+@pytest.mark.nightly
 def test_a_cpu_seed_is_right_and_kept(make):
     task = TASK.replace("k = 2.0", "k = 2.0, floor = 4.0")
     (outcome,) = seeds.write_seeds(make("x.log_softmax(-1)", task), kinds=("cpu",))
@@ -95,7 +96,7 @@ def test_a_gpu_seed_is_right_and_holds_for_all_shapes(gpu_seed):
     assert "libdevice" not in source  # which the interpreter lacks
 
 
-@pytest.mark.sampled(one_in=2)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "expression", ["(lambda a: a @ a.mT @ a)(x)", "(lambda a: a.relu() @ a.mT @ a)(x)"]
 )
@@ -245,6 +246,7 @@ def test_a_convolution_is_a_product_of_matrices_with_its_bias(make):
     assert "DOT_PRECISION = 'tf32'" in source.splitlines()
 
 
+@pytest.mark.nightly
 def test_a_variance_reads_its_row_once(make):
     """A mean first and squares then took a third more memory traffic: 0.79x of torch (H200)."""
     task = TASK.replace("k = 2.0", "k = 2.0, floor = 8.0")
@@ -391,6 +393,7 @@ def test_a_tile_has_sides_of_its_own_beside_blocks_of_one_dimension():
     assert len(file.tunables) == 3
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["gpu", "cpu"])
 def test_an_argument_in_place_is_written_with_and_without_padding(make, kind):
     task = TASK.replace(

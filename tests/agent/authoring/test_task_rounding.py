@@ -34,6 +34,7 @@ def test_what_accumulates_has_room_for_a_tree_of_roundings():
     assert draft.floor == 8.0  # a quarter of the root
 
 
+@pytest.mark.nightly
 def test_infinities_are_no_inputs_where_a_number_that_vanishes_decides(in_process):
     """An infinity times what is 0 in float32 alone: torch gives NaN where the reference gives 0,
     but only at some draws of a large scale.
@@ -143,7 +144,7 @@ def capped(x, weight, bias):
     return 20 * torch.tanh(F.linear(x, weight, bias) / 20)
 
 
-@pytest.mark.sampled(one_in=3)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("function", "given", "least"),
     [

@@ -122,7 +122,7 @@ def test_cases_of_many_weights_have_more_than_one_of_all_else():
     assert min(draft.cpu.bench[0].sizes.values()) > 1
 
 
-@pytest.mark.sampled(one_in=2)
+@pytest.mark.nightly
 @pytest.mark.parametrize(("most_s", "own"), [(1e9, True), (0.0, False)])
 def test_the_examples_own_sizes_are_a_benchmark_case_where_time_allows(monkeypatch, most_s, own):
     monkeypatch.setattr(new_task, "BENCH_S", 0.0)  # so that the case is scaled down

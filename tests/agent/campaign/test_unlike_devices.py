@@ -205,6 +205,7 @@ def test_a_race_without_a_second_device_is_not_repeated(cluster, tasks, tmp_path
     assert race.repeats == ()
 
 
+@pytest.mark.nightly
 def test_a_campaign_that_is_killed_goes_on_on_all_its_devices(cluster, tasks, tmp_path):
     cluster.killed_at = 8
     with pytest.raises(Killed):

@@ -38,6 +38,7 @@ def file(tmp_path, monkeypatch):
     return path
 
 
+@pytest.mark.nightly
 def test_a_new_task_is_described(file, tmp_path, monkeypatch, capsys):
     words = ("new", f"{file}:half", "--vary", "x:0=rows", "--to", tmp_path / "half", "--json")
     ended = run(monkeypatch, capsys, *words)

@@ -144,6 +144,7 @@ def test_every_case_that_fails_is_named_without_a_gpu_too(tmp_path):
     assert len({f.case for f in found.failed}) > 1, found
 
 
+@pytest.mark.nightly
 @without_gpu
 def test_a_hang_is_no_pass(tmp_path, monkeypatch):
     monkeypatch.setattr(interpret, "CASE_LIMIT_S", 2.0)

@@ -55,7 +55,7 @@ def uninterrupted(tmp_path_factory):
     return decisions(search.lineage)
 
 
-@pytest.mark.sampled(one_in=2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("attempt", range(2))
 def test_killed_at_random_moments_and_resumed(tmp_path, uninterrupted, attempt):
     rng = random.Random()

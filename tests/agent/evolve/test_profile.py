@@ -103,6 +103,7 @@ def kagent(*words):
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("warm_processes")
 def test_without_a_gpu_there_are_static_facts_and_it_says_so(tmp_path):
     from kagent_sandbox.device.detect import has_gpu

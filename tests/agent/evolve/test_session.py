@@ -33,6 +33,7 @@ def task(tmp_path_factory):
     return folder
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared", "brief_timing", "few_compiled")
 @pytest.mark.timeout(400)  # two runs, and torch's compiler

@@ -27,6 +27,7 @@ from kagent_sandbox.data.verdict import Passed
 from replaying import replay
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.usefixtures("uncompiled", "shared", "brief_timing")
 def test_a_second_judge_is_admitted_gives_verdicts_and_repeats_the_race(tmp_path, monkeypatch):

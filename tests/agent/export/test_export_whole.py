@@ -113,6 +113,7 @@ def test_what_is_refused_before_anything_is_measured(refused, words, said):
     assert said in refused("export", *words, "--runs", "runs", "--allow-slower", code=code)
 
 
+@pytest.mark.nightly
 def test_certify_measures_again_and_finds_what_was_changed(exported, refused):
     lib = exported / "changed"
     shutil.copytree(exported / "lib", lib)

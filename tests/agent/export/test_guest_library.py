@@ -50,6 +50,7 @@ def visited(bare_python, library, tmp_path):
     return run
 
 
+@pytest.mark.nightly
 def test_a_good_guest_leaves_everything_as_it_was(visited):
     done = visited()
     assert done.returncode == 0, done.stdout + done.stderr
@@ -79,6 +80,7 @@ def test_a_bad_guest_is_told_of_everything_that_it_changed(visited_with):
     assert missed == [], done.stdout
 
 
+@pytest.mark.nightly
 def test_a_guest_that_rounds_otherwise_is_noticed(visited_with):
     done = visited_with("#include <cfenv>\n", "fesetround(FE_UPWARD);")
     assert done.returncode == 1, done.stdout + done.stderr

@@ -329,6 +329,7 @@ def raw(library, dtype=torch.float32):
     }
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("task", TASKS)
 def test_opcheck(library, trained, task):
     for one in (library, trained):
@@ -372,6 +373,7 @@ def test_second_derivatives_do_not_go_through_a_backward_kernel(trained, task):
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("task", TASKS)
 def test_torch_compile_takes_it_whole_and_with_dynamic_shapes(trained, task):
     torch.compiler.reset()

@@ -48,6 +48,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize("task", ["softmax", "cross_entropy"])
 def test_a_cpp_kernel_is_compiled_and_used_where_it_was_measured(task, tmp_path, monkeypatch):

@@ -61,7 +61,7 @@ def test_plans_are_built_once_more():
     assert "launch" in done.stdout
 
 
-@pytest.mark.sampled(one_in=2)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "candidate", [pytest.param("1", id="triton"), pytest.param("0", id="cuda")]
 )

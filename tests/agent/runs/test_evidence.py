@@ -115,6 +115,7 @@ def locked(monkeypatch):
             path.chmod(0o755)
 
 
+@pytest.mark.nightly
 def test_a_read_only_run_is_read_and_kindly_refuses_to_be_written(locked, monkeypatch, capsys):
     before = state(locked)
     answer = locked.parent / "more.py"

@@ -268,6 +268,7 @@ def test_a_tuned_run_improves_and_ends_when_all_was_tried(tmp_path):
     }
 
 
+@pytest.mark.nightly
 def test_a_tuned_run_over_two_structures_recombines_them(tmp_path):
     search, store = evolution(tmp_path / "task", tmp_path / "runs", proposer=Tuner(), budget=60)
     with store:

@@ -128,6 +128,7 @@ def test_all_as_expected_is_a_table_a_line_and_a_clean_exit(selftest):
     assert "all as expected" in done.out
 
 
+@pytest.mark.nightly
 def test_a_miss_is_explained_and_the_exit_says_so(selftest, corpus):
     table = corpus / "host" / "29_keys" / "item.toml"
     table.write_text(table.read_text().replace("met: KeyError", "met: PermissionError"))

@@ -10,6 +10,7 @@ from doubling_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel_of_passes
 pytestmark = pytest.mark.usefixtures("uncompiled", "brief_timing", "warm_processes")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_search_is_made_in_a_process_of_its_own(monkeypatch, capsys, tmp_path):

@@ -105,7 +105,7 @@ def own_code(tmp_path_factory):
         yield
 
 
-@pytest.mark.sampled(one_in=3)
+@pytest.mark.nightly
 @pytest.mark.parametrize("way", ["module", "in place", "function"])
 def test_the_program_compiles_by_itself(model, way, own_code):
     model, x = model[:1], torch.randn(4, 8)
@@ -145,6 +145,7 @@ def seeded(model, x):
     return gradients(model, x)
 
 
+@pytest.mark.nightly
 def test_the_rest_goes_through_inductor(model):
     model, x = Dropped(), torch.randn(4, 8)
     plain = seeded(model, x)
@@ -154,6 +155,7 @@ def test_the_rest_goes_through_inductor(model):
     assert counts == {"part_of_forward": 0, "forward": 1, "backward": 1}
 
 
+@pytest.mark.nightly
 def test_shapes_beyond_the_bound_run_as_they_are(model, monkeypatch):
     monkeypatch.setattr(captured, "SHAPES", 2)
     captured.NOTES.clear()

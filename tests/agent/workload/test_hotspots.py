@@ -317,6 +317,7 @@ def script(tmp_path):
     return path
 
 
+@pytest.mark.nightly
 def test_a_script_from_the_command_line(script, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(hotspots, "device_ceilings", lambda: ("a device", CEILINGS))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

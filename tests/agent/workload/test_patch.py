@@ -444,7 +444,7 @@ def test_regions_of_both_directions_are_replaced(patch_regions):
     assert torch.equal(block(x), wanted)
 
 
-@pytest.mark.sampled(one_in=2)
+@pytest.mark.nightly
 @pytest.mark.parametrize(("both_us", "kept"), [(270.0, True), (310.0, False)])
 def test_regions_are_held_against_the_script_together(patch_regions, both_us, kept):
     """To capture graphs costs 30 us, and each region saves 25."""

@@ -184,6 +184,7 @@ extern "C" int gettimeofday(timeval* t, void*) { t->tv_sec = 1000000000; t->tv_u
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("language", _COMPILES)
 def test_a_build_elsewhere_and_on_another_day_gives_the_same_bytes(language, tmp_path):
     clock = tmp_path / "clock.so"

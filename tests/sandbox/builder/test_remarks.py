@@ -86,6 +86,7 @@ def with_unused(source):
     return source[: brace + 1] + "\n  int unused_here = 3;\n" + source[brace + 1 :]
 
 
+@pytest.mark.nightly
 def test_a_triton_build_has_its_loops_and_the_words_of_ptxas(builder):
     built = builder.build(request(LOOP, loops=True))
     assert isinstance(built, Built), built

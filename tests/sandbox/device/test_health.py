@@ -198,6 +198,7 @@ def test_a_judge_that_dies_once_is_replaced(folder, task, deaths):
         assert not isinstance(client.check(built(task, SEED, GOOD)), Rejected)
 
 
+@pytest.mark.nightly
 def test_a_candidate_that_two_judges_die_of_is_set_aside(folder, task, deaths, monkeypatch):
     """One candidate after the other, it is the machine."""
     monkeypatch.setattr(judge_client, "MOST_SET_ASIDE", 1)  # each costs two judges

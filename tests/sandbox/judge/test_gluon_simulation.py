@@ -139,6 +139,7 @@ def test_plain_loads_are_held_against_their_tensors(rows):
     assert "of x_ptr is asked for" in found.message or "of y_ptr is asked for" in found.message
 
 
+@pytest.mark.nightly
 def test_sums_by_atomics_are_added_in_any_number(rows):
     """Each element is computed once, or twice with half the value."""
     atomic = changed(

@@ -145,7 +145,7 @@ def test_a_race_goes_on_with_references_from_the_host(judge, use, monkeypatch):
     assert len(found.cases) == len(judge.race_cases)
 
 
-@pytest.mark.sampled(one_in=2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("first", [True, False])
 def test_in_a_race_the_one_with_the_most_scratch_memory_is_out(judge, use, first):
     good = built(judge.task, SEED, GOOD, race=True)

@@ -110,6 +110,7 @@ def test_a_toy_device_refuses_what_is_wrong(judge, task, statement, status):
     assert verdict.status is status
 
 
+@pytest.mark.nightly
 def test_a_toy_device_is_opened_by_name_in_a_judge_s_process(folder, task, warm_judges):
     good = built(task, SEED, GOOD, race=True)
     with JudgeClient(folder, "toy", SEED) as client:

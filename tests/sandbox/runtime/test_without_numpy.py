@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 CALL = """
 import sys
 sys.modules["numpy"] = None
@@ -16,6 +18,7 @@ print(torch.equal(y, 2 * x))
 """  # noqa: E501
 
 
+@pytest.mark.nightly
 def test_a_kernel_runs_without_numpy():
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", CALL],

@@ -531,6 +531,7 @@ def run_each(launcher, names, placement_count):
     return dict.fromkeys(names, 100.0)
 
 
+@pytest.mark.nightly
 def test_ceilings_are_measured_once(backend, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     module = "kagent_sandbox.device.cpu.ceilings"

@@ -182,6 +182,7 @@ def test_one_that_does_not_end_is_the_machine_s_failure(machine):
         machine.spares.wait_until_idle()
 
 
+@pytest.mark.nightly
 def test_what_launchers_are_forked_from_leaves_the_driver_alone():
     """CUDA cannot be used in a fork of a process that has started the driver."""
     code = """

@@ -160,6 +160,7 @@ def test_few_pairs_of_blocks_that_differ_promote_no_equal_kernel():
     assert alarms <= 0.085 * runs
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(("between", "within"), [(0.0, 0.1), (0.03, 0.1), (0.05, 0.02)])
 def test_intervals_of_many_pairs_are_as_wide_as_estimates_vary(between, within):
     """Whether samples vary or pairs do. To resample both said 1.4 times as much of the first."""
