@@ -242,7 +242,7 @@ def test_a_convolution_is_a_product_of_matrices_with_its_bias(make):
     source = outcome.path.read_text()
     (kernel,) = [k for k in source.split("@triton.jit") if "tl.dot(" in k]
     assert "tl.reshape(" not in kernel
-    assert kernel.count("tl.cos(") == 2  # the weight's and the bias's
+    assert kernel.count("tl.cos(") == 1  # the bias's: the weight's is computed once, before
     assert "DOT_PRECISION = 'tf32'" in source.splitlines()
 
 
@@ -266,6 +266,33 @@ BETWEEN = """(lambda a: (lambda w: torch.nn.functional.conv_transpose2d(
 ).sum(1)[0, ::2, ::2].relu())(
     torch.arange(36, device=a.device).to(a.dtype).cos().view(1, 4, 3, 3)
 ))(x)"""
+
+
+GROUPS = """(lambda a: (lambda w: torch.nn.functional.conv_transpose2d(
+    a[None, None].repeat(1, 4, 1, 1), w, None, stride=2, padding=1, output_padding=1, groups=2
+).sum(1)[0, ::2, ::2].relu())(
+    torch.arange(4 * 8 * 9, device=a.device).to(a.dtype).cos().view(4, 8, 3, 3)
+))(x)"""
+
+
+@pytest.mark.nightly
+def test_a_grouped_transposed_convolution_is_a_product_without_zeros(make):
+    """As sums over places between which zeros lie it was 0.019 times as fast as cuDNN's (H200)."""
+    task = TASK.replace("k = 2.0", "k = 2.0, floor = 60.0")
+    (outcome,) = seeds.write_seeds(make(" ".join(GROUPS.split()), task), kinds=("gpu",))
+    assert outcome.path is not None, outcome.reason
+    assert outcome.results >= 1
+    source = outcome.path.read_text()
+    assert source.count("tl.dot(") == source.count("DOT_PRECISION: tl.constexpr") >= 1
+
+
+@pytest.mark.nightly
+def test_a_softmax_of_a_transposed_tensor_has_a_seed(make):
+    """Torch's decomposition of it wants rows one after the other, of a device that is not there."""
+    task = TASK.replace("k = 2.0", "k = 2.0, floor = 8.0")
+    (outcome,) = seeds.write_seeds(make("x.mT.softmax(-1).mT", task), kinds=("gpu",))
+    assert outcome.path is not None, outcome.reason
+    assert outcome.results >= 1
 
 
 @pytest.mark.nightly

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -41,7 +41,8 @@ def plain_loops(
         aten.sort.default: _sort,
         aten.sort.stable: lambda x, dim=-1, descending=False, **_: _sort(x, dim, descending),
     }
-    library: dict[Any, Callable[..., Any]] = {aten.convolution.default: _convolution}
+    convolution = functools.partial(_convolution, finite=finite)
+    library: dict[Any, Callable[..., Any]] = {aten.convolution.default: convolution}
     if kind == "gpu":
         library |= {aten.mm.default: _if_thin(_mm), aten.bmm.default: _if_thin(_bmm)}
     else:
@@ -51,7 +52,7 @@ def plain_loops(
         table |= {aten.var.correction: lambda *a, **k: _var_mean(*a, **k)[0]}
     table |= {op: f for op, f in library.items() if not allows(allow, op.name())}
     if kind == "gpu" and finite:
-        table.setdefault(aten.convolution.default, without_transposition)
+        table.setdefault(aten.convolution.default, _of_one_group_without_transposition)
     if not all(allows(allow, name) for name in ("aten::addmm", "aten::baddbmm")):
         table |= {aten.addmm.default: _addmm, aten.baddbmm.default: _addmm}
     return table
@@ -186,11 +187,17 @@ def _addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float 
     return product + (bias if beta == 1 else bias * beta)
 
 
+def _of_one_group_without_transposition(
+    x: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any
+) -> Any:
+    """A library's transposed convolution as another of its own; with groups, nobody timed that."""
+    if ConvolutionNumbers.of(x.dim() - 2, *numbers).groups != 1:
+        return NotImplemented
+    return without_transposition(x, weight, bias, *numbers)
+
+
 def _convolution(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    *numbers: Any,
+    x: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any, finite: bool = True
 ) -> Tensor:
     """A sum over the channels of a group and the places of a window."""
     n = x.dim() - 2
@@ -198,6 +205,11 @@ def _convolution(
     stride, padding, dilation, transposed, output_padding, groups = given
     window = list(weight.shape[2:])
     depthwise = groups > 1 and weight.shape[1] == 1 and weight.shape[0] == groups
+    on_gpu = x.device.type == "cuda"
+    if transposed and on_gpu and finite and not depthwise and any(s > 1 for s in stride):
+        other = without_transposition(x, weight, bias, *given)
+        if other is not NotImplemented:
+            return cast("Tensor", other)
     if transposed:
         for d, s in enumerate(stride):
             x = _spread(x, d + 2, s)
@@ -217,8 +229,8 @@ def _convolution(
         x = x.unfold(d + 2, dilation[d] * (window[d] - 1) + 1, stride[d])
         if dilation[d] > 1:
             x = aten.slice.Tensor(x, x.dim() - 1, 0, None, dilation[d])
-    if groups == 1 and x.device.type == "cuda" and _is_product(x, weight):
-        return window_products(x, weight, bias)
+    if on_gpu and not depthwise and _is_product(x, weight, groups):
+        return window_products(x, weight, bias, groups)
     for _ in range(n):  # [O, C / groups, 1..., window...]
         weight = weight.unsqueeze(2)
     places = list(range(-n, 0))
@@ -236,12 +248,13 @@ def _convolution(
     return y + bias
 
 
-def _is_product(windows: Tensor, weight: Tensor) -> bool:
+def _is_product(windows: Tensor, weight: Tensor, groups: int) -> bool:
     """Whether a convolution is worth a product of matrices: that has no use for one place or one
     number of a window, and would leave most rows empty for few channels. Symbols are many.
     """
     places, window = windows.shape[2 : weight.dim()], weight.shape[1:]
-    few = type(weight.shape[0]) is int and weight.shape[0] < _LEAST_ROWS
+    rows = weight.shape[0] // groups
+    few = type(rows) is int and rows < _LEAST_ROWS
     single = any(all(type(s) is int and s == 1 for s in sizes) for sizes in (places, window))
     known = windows.dtype in (torch.float16, torch.bfloat16, torch.float32)
     return known and not few and not single

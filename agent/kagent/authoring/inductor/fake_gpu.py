@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from kagent_sandbox.data.target import parse_target
 from torch._dynamo.device_interface import get_interface_for_device
+from torch._prims_common import is_contiguous_or_false
 from torch._subclasses import fake_tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
@@ -75,3 +76,14 @@ def install() -> None:
     torch.version.cuda = "13.0"
     if hasattr(fake_tensor, "init_gpu_context"):  # would start CUDA, which may have no driver
         fake_tensor.init_gpu_context = cast("Any", lambda _: None)
+    tensor: Any = torch.Tensor
+    tensor.contiguous = _contiguous
+
+
+def _contiguous(
+    x: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format
+) -> torch.Tensor:
+    """Return the tensor or a copy: in a decomposition, torch's own method asks the device first."""
+    if memory_format == torch.contiguous_format and is_contiguous_or_false(x):
+        return x
+    return x.clone(memory_format=memory_format)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from kagent_sandbox.builder.policy import allows
 from kagent_sandbox.data.case import CASE_DTYPE
+from kagent_sandbox.data.plan import MAX_DIMS
 from kagent_sandbox.data.task import Task
 
 from kagent.authoring.inductor.library_convolution import FORMATS
@@ -175,7 +176,7 @@ def _assigned(
         size, stride, dtype = arguments
         where = f"dtype={_dtype(task, traced, dtype)}, device={tensors[0]}.device"
         if _row_major(size, stride, traced):
-            return wrapped(f"{target} = torch.empty", [size, where])
+            return wrapped(f"{target} = torch.empty", [_of_few_dims(call.args[0]), where])
         return wrapped(f"{target} = torch.empty_strided", [size, stride, where])
     if function == "torch.as_strided":
         return wrapped(f"{target} = {function}", arguments)
@@ -189,6 +190,14 @@ def _assigned(
             made += f".contiguous(memory_format=torch.{memory_format})"
         return [made]
     raise NoSeed(f"Inductor's host code calls {function}, which a candidate may not")
+
+
+def _of_few_dims(size: ast.expr) -> str:
+    """A size in text, of dimensions that a plan may have: kernels know a buffer by its address."""
+    lengths = list(size.elts) if isinstance(size, ast.Tuple) else []
+    while len(lengths) > MAX_DIMS:
+        lengths[:2] = [ast.BinOp(lengths[0], ast.Mult(), lengths[1])]
+    return ast.unparse(ast.Tuple(lengths)) if lengths else ast.unparse(size)
 
 
 def _called(

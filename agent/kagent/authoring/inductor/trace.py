@@ -48,7 +48,7 @@ from kagent.authoring.inductor.decompositions import plain_loops
 from kagent.authoring.inductor.join_dimensions import join_dimensions
 from kagent.authoring.inductor.online_softmax import any_length, read_softmaxes_once
 
-MOST_TRACES = 6
+MOST_TRACES = 8
 _DRAWS = 3  # runs' worth of hidden cases that are looked at
 _NEAR_INT32 = 1 << 30
 _torchs_index_dtype: Any = SIMDKernelFeatures.select_index_dtype

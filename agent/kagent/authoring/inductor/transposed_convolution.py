@@ -30,11 +30,11 @@ def without_transposition(
     bias: Tensor | None,
     *numbers: Any,
 ) -> Any:
-    """Compute a transposed convolution of one group without dilation.
+    """Compute a transposed convolution without dilation.
 
     Args:
         x: [N, C, X...], 1 to 3 dimensions of places.
-        weight: [C, O, K...].
+        weight: [C, O / groups, K...].
         bias: [O], or None.
         *numbers: As `ConvolutionNumbers`.
 
@@ -47,7 +47,7 @@ def without_transposition(
     given = ConvolutionNumbers.of(n, *numbers)
     stride, padding, dilation, transposed, output_padding, groups = given
     known = all(type(k) is int for k in window)
-    if not transposed or groups != 1 or any(d != 1 for d in dilation) or not known:
+    if not transposed or any(d != 1 for d in dilation) or not known:
         return NotImplemented
     # Result s·q + r is a sum over places q + d of x, times the weight's r + p - s·d: d from `first`
     # to `last` for one r or another, which are `width` places.
@@ -61,16 +61,16 @@ def without_transposition(
     more = [-((s + 2 * p - k - o) // s) for k, s, p, o in each]  # of results for each r than places
     around = [max(-a, b + q, 0) for a, b, q in zip(first, last, more, strict=True)]
     sums = torch.ops.aten.convolution(
-        *(x, _for_each_remainder(weight, stride, padding, last, width), None, [1] * n, around),
-        *([1] * n, False, [0] * n, 1),
+        *(x, _for_each_remainder(weight, stride, padding, last, width, groups), None, [1] * n),
+        *(around, [1] * n, False, [0] * n, groups),
     )
     for d in range(n):
         sums = sums.narrow(d + 2, first[d] + around[d], x.shape[d + 2] + more[d])
-    y = sums.reshape(x.shape[0], *stride, weight.shape[1], *sums.shape[2:])
-    between = [axis for d in range(n) for axis in (n + 2 + d, 1 + d)]
-    y = y.permute(0, n + 1, *between)
+    y = sums.reshape(x.shape[0], groups, *stride, weight.shape[1], *sums.shape[2:])
+    between = [axis for d in range(n) for axis in (n + 3 + d, 2 + d)]
+    y = y.permute(0, 1, n + 2, *between)
     places = [q * s for q, s in zip(sums.shape[2:], stride, strict=True)]
-    y = y.reshape(x.shape[0], weight.shape[1], *places)
+    y = y.reshape(x.shape[0], groups * weight.shape[1], *places)
     for d, (k, s, p, o) in enumerate(each):
         y = y.narrow(d + 2, 0, (x.shape[d + 2] - 1) * s - 2 * p + k + o)
     return y if bias is None else y + bias.reshape(-1, *[1] * n)
@@ -82,15 +82,19 @@ def _for_each_remainder(
     padding: Sequence[int],
     last: Sequence[int],
     width: Sequence[int],
+    groups: int,
 ) -> Tensor:
-    """The weight of a convolution that has all results, [product of strides · O, C, width...]."""
+    """The weight of a convolution that has all results, [product of strides · O, C / groups,
+    width...], of each group those for all remainders.
+    """
     n = len(width)
     ends: list[int] = []
     for k, s, p, b, m in zip(weight.shape[2:], stride, padding, last, width, strict=True):
         front = s * b - p
         ends = [front, s * m - k - front, *ends]
     split = [size for pair in zip(width, stride, strict=True) for size in pair]
-    whole = F.pad(weight, ends).reshape(*weight.shape[:2], *split)
-    whole = whole.flip([2 + 2 * d for d in range(n)])
-    remainders, places = [3 + 2 * d for d in range(n)], [2 + 2 * d for d in range(n)]
-    return whole.permute(*remainders, 1, 0, *places).reshape(-1, weight.shape[0], *width)
+    rows = weight.shape[0] // groups
+    whole = F.pad(weight, ends).reshape(groups, rows, weight.shape[1], *split)
+    whole = whole.flip([3 + 2 * d for d in range(n)])
+    remainders, places = [4 + 2 * d for d in range(n)], [3 + 2 * d for d in range(n)]
+    return whole.permute(0, *remainders, 2, 1, *places).reshape(-1, rows, *width)

@@ -22,7 +22,9 @@ def install() -> Any:
 
     library: Any = torch.library  # torch declares no types of its methods
     kept = library.Library("kagent", "FRAGMENT")
-    kept.define("window_products(Tensor windows, Tensor weight, Tensor? bias) -> Tensor")
+    kept.define(
+        "window_products(Tensor windows, Tensor weight, Tensor? bias, int groups) -> Tensor"
+    )
     kept.impl("window_products", _shaped, "Meta")
     lowering.register_lowering(torch.ops.kagent.window_products.default, type_promotion_kind=None)(
         _lower
@@ -30,35 +32,40 @@ def install() -> Any:
     return kept
 
 
-def window_products(windows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Sums over channels and windows.
+def window_products(
+    windows: Tensor, weight: Tensor, bias: Tensor | None, groups: int = 1
+) -> Tensor:
+    """Sums over the channels of a group and over windows.
 
     Args:
         windows: [N, C, places..., window...].
-        weight: [O, C, window...].
+        weight: [O, C / groups, window...].
         bias: [O]; added to the sums.
+        groups: Groups of channels, and of results; the first results are of the first group.
 
     Returns:
         [N, O, places...].
     """
     install()
-    found: Tensor = torch.ops.kagent.window_products(windows, weight, bias)
+    found: Tensor = torch.ops.kagent.window_products(windows, weight, bias, groups)
     return found
 
 
-def _shaped(windows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: ARG001
+def _shaped(windows: Tensor, weight: Tensor, _bias: Tensor | None, _groups: int) -> Tensor:
     n = weight.dim() - 2
     return windows.new_empty([windows.shape[0], weight.shape[0], *windows.shape[2 : 2 + n]])
 
 
-def _lower(windows: Any, weight: Any, bias: Any) -> Any:
+def _lower(windows: Any, weight: Any, bias: Any, groups: int) -> Any:
     from torch._inductor import ir, lowering
     from torch._inductor.runtime.hints import ReductionHint
     from torch._inductor.virtualized import ops
 
-    sizes, window = windows.get_size(), weight.get_size()[2:]
+    sizes, (outputs, channels, *window) = windows.get_size(), weight.get_size()
     n = len(window)
-    batch, channels, places = sizes[0], sizes[1], sizes[2 : 2 + n]
+    # It is small, and what rearranges it would be computed for each block of results.
+    weight = ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(weight))
+    batch, places, rows = sizes[0], sizes[2 : 2 + n], outputs // groups
     load, load_weight = windows.make_loader(), weight.make_loader()
     dtype = windows.get_dtype()
 
@@ -69,10 +76,14 @@ def _lower(windows: Any, weight: Any, bias: Any) -> Any:
         return value
 
     def inner(index: Any, reduced: Any) -> Any:
-        sample, out, place = index
+        sample, row, place = index
         channel, *at = _parts(reduced[0], [channels, *window])
         here = _parts(place, places)
-        one, other = load_weight([out, channel, *at]), load([sample, channel, *here, *at])
+        out, source = row, channel
+        if groups > 1:
+            sample, group = _parts(sample, [batch, groups])
+            out, source = group * rows + row, group * channels + channel
+        one, other = load_weight([out, channel, *at]), load([sample, source, *here, *at])
         return ops.dot(operand(one), operand(other))
 
     found = ir.Reduction.create(
@@ -80,7 +91,7 @@ def _lower(windows: Any, weight: Any, bias: Any) -> Any:
         dst_dtype=dtype,
         src_dtype=dtype,
         inner_fn=inner,
-        ranges=[batch, weight.get_size()[0], math.prod(places)],
+        ranges=[batch * groups, rows, math.prod(places)],
         reduction_ranges=[channels * math.prod(window)],
         reduction_type="dot",
         reduction_hint=ReductionHint.DEFAULT,
@@ -88,9 +99,10 @@ def _lower(windows: Any, weight: Any, bias: Any) -> Any:
     )
     found.realize()
     if bias is not None:
-        found = lowering.add(found, lowering.view(bias, [1, weight.get_size()[0], 1]))
+        found = lowering.view(found, [batch, outputs, math.prod(places)])
+        found = lowering.add(found, lowering.view(bias, [1, outputs, 1]))
         found.realize()
-    size = [batch, weight.get_size()[0], *places]
+    size = [batch, outputs, *places]
     strides = [math.prod(size[i + 1 :]) for i in range(len(size))]
     return lowering.as_strided(found, size, strides)
 
