@@ -240,7 +240,7 @@ class SuiteRunner:
                 self._require_machine(self._failures[slot.device], most, found.get("reason", ""))
 
     def _next(self, slot: Slot, left: list[Problem]) -> Problem | None:
-        """The next problem for a slot. One whose baselines were timed goes on where that was."""
+        """The next problem for a slot. One whose baselines are timed goes on where that was."""
         with self._lock:
             for problem in left:
                 before = self.suite.of(problem)
@@ -398,8 +398,9 @@ class _PhaseClock:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds by phase, of those that are over."""
-        return {phase: round(s, 1) for phase, s in self._seconds.items()}
+        """Seconds by phase: of one in progress those of earlier sessions."""
+        begun = {self._phase: 0.0} if self._phase else {}
+        return {phase: round(s, 1) for phase, s in (begun | self._seconds).items()}
 
 
 def slots_of(devices: Sequence[str], at_once: int) -> list[Slot]:

@@ -286,6 +286,22 @@ def test_a_grouped_transposed_convolution_is_a_product_without_zeros(make):
     assert source.count("tl.dot(") == source.count("DOT_PRECISION: tl.constexpr") >= 1
 
 
+ANY_NUMBER = """(lambda a: (lambda w: torch.nn.functional.conv1d(
+    a[None, :1].repeat(1, 4, 1), w, w[:, 0, 0], padding=1, groups=2
+)[0, : a.shape[0]])(a[:, :1].repeat(2, 6).view(-1, 2, 3)))(x)"""
+
+
+@pytest.mark.nightly
+def test_a_convolution_of_groups_of_any_number_of_results_divides_whole_numbers(make):
+    task = TASK.replace("k = 2.0", "k = 2.0, floor = 60.0")
+    (outcome,) = seeds.write_seeds(make(" ".join(ANY_NUMBER.split()), task), kinds=("gpu",))
+    assert outcome.path is not None, outcome.reason
+    assert outcome.results >= 1
+    source = outcome.path.read_text()
+    assert "tl.dot(" in source
+    assert "floor(" not in source
+
+
 @pytest.mark.nightly
 def test_a_softmax_of_a_transposed_tensor_has_a_seed(make):
     """Torch's decomposition of it wants rows one after the other, of a device that is not there."""

@@ -355,6 +355,17 @@ def test_a_problem_goes_on_on_the_device_where_its_baselines_were_timed(at_once)
     assert found[2] in ("x", "y")
 
 
+def test_a_phase_is_known_once_it_has_begun():
+    """What is killed in it has no time to say so."""
+    clock = running._PhaseClock({"start": 1.0, "seeds": 2.0})
+    clock.begin("baselines")
+    assert clock.seconds == {"start": 1.0, "baselines": 0.0, "seeds": 2.0}
+    clock.begin("seeds")
+    assert clock.seconds["seeds"] == 2.0
+    clock.end()
+    assert clock.seconds["seeds"] >= 2.0
+
+
 def test_a_problem_without_times_goes_on_on_any_device(at_once):
     """Three that one device had, and did not come to an end with, do not wait for it again."""
     made = at_once("tell(error=r['device'], step='search')", *"abcd", devices=("x", "y"))

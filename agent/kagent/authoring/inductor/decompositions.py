@@ -229,7 +229,7 @@ def _convolution(
         x = x.unfold(d + 2, dilation[d] * (window[d] - 1) + 1, stride[d])
         if dilation[d] > 1:
             x = aten.slice.Tensor(x, x.dim() - 1, 0, None, dilation[d])
-    if on_gpu and not depthwise and _is_product(x, weight, groups):
+    if on_gpu and type(groups) is int and not depthwise and _is_product(x, weight, groups):
         return window_products(x, weight, bias, groups)
     for _ in range(n):  # [O, C / groups, 1..., window...]
         weight = weight.unsqueeze(2)

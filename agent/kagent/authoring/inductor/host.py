@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import keyword
 import random
 import re
@@ -176,9 +177,17 @@ def _assigned(
         size, stride, dtype = arguments
         where = f"dtype={_dtype(task, traced, dtype)}, device={tensors[0]}.device"
         if _row_major(size, stride, traced):
-            return wrapped(f"{target} = torch.empty", [_of_few_dims(call.args[0]), where])
+            if _dims_of(call.args[0]) > MAX_DIMS:
+                size = _in_one_dim(call.args[0])
+            return wrapped(f"{target} = torch.empty", [size, where])
         return wrapped(f"{target} = torch.empty_strided", [size, stride, where])
     if function == "torch.as_strided":
+        size, stride = arguments[1:3]
+        if _dims_of(call.args[1]) > MAX_DIMS and _row_major(size, stride, traced):
+            rest = arguments[3:]
+            return wrapped(
+                f"{target} = {function}", [arguments[0], _in_one_dim(call.args[1]), "(1,)", *rest]
+            )
         return wrapped(f"{target} = {function}", arguments)
     if function.split(".")[0] in ("math", "max", "min", "int", "float"):
         return [f"{target} = {value}"]
@@ -192,12 +201,17 @@ def _assigned(
     raise NoSeed(f"Inductor's host code calls {function}, which a candidate may not")
 
 
-def _of_few_dims(size: ast.expr) -> str:
-    """A size in text, of dimensions that a plan may have: kernels know a buffer by its address."""
-    lengths = list(size.elts) if isinstance(size, ast.Tuple) else []
-    while len(lengths) > MAX_DIMS:
-        lengths[:2] = [ast.BinOp(lengths[0], ast.Mult(), lengths[1])]
-    return ast.unparse(ast.Tuple(lengths)) if lengths else ast.unparse(size)
+def _dims_of(size: ast.expr) -> int:
+    return len(size.elts) if isinstance(size, ast.Tuple) else 0
+
+
+def _in_one_dim(size: ast.expr) -> str:
+    """A size in text with one dimension: kernels know a buffer by its address, and a plan's tensors
+    have few.
+    """
+    assert isinstance(size, ast.Tuple)
+    product = functools.reduce(lambda a, b: ast.BinOp(a, ast.Mult(), b), size.elts)
+    return ast.unparse(ast.Tuple([product]))
 
 
 def _called(

@@ -66,9 +66,11 @@ def without_transposition(
     )
     for d in range(n):
         sums = sums.narrow(d + 2, first[d] + around[d], x.shape[d + 2] + more[d])
-    y = sums.reshape(x.shape[0], groups, *stride, weight.shape[1], *sums.shape[2:])
-    between = [axis for d in range(n) for axis in (n + 3 + d, 2 + d)]
-    y = y.permute(0, 1, n + 2, *between)
+    some = [groups] if groups > 1 else []  # a plan's tensors have few dimensions
+    g = len(some)
+    y = sums.reshape(x.shape[0], *some, *stride, weight.shape[1], *sums.shape[2:])
+    between = [axis for d in range(n) for axis in (n + 2 + g + d, 1 + g + d)]
+    y = y.permute(*range(1 + g), n + 1 + g, *between)
     places = [q * s for q, s in zip(sums.shape[2:], stride, strict=True)]
     y = y.reshape(x.shape[0], groups * weight.shape[1], *places)
     for d, (k, s, p, o) in enumerate(each):
@@ -94,7 +96,10 @@ def _for_each_remainder(
         ends = [front, s * m - k - front, *ends]
     split = [size for pair in zip(width, stride, strict=True) for size in pair]
     rows = weight.shape[0] // groups
-    whole = F.pad(weight, ends).reshape(groups, rows, weight.shape[1], *split)
-    whole = whole.flip([3 + 2 * d for d in range(n)])
-    remainders, places = [4 + 2 * d for d in range(n)], [3 + 2 * d for d in range(n)]
-    return whole.permute(0, *remainders, 2, 1, *places).reshape(-1, rows, *width)
+    some = [groups] if groups > 1 else []
+    g = len(some)
+    whole = F.pad(weight, ends).reshape(*some, rows, weight.shape[1], *split)
+    whole = whole.flip([2 + g + 2 * d for d in range(n)])
+    remainders, places = [3 + g + 2 * d for d in range(n)], [2 + g + 2 * d for d in range(n)]
+    order = [*range(g), *remainders, 1 + g, g, *places]
+    return whole.permute(*order).reshape(-1, rows, *width)

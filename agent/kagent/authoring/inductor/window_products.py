@@ -60,12 +60,13 @@ def _lower(windows: Any, weight: Any, bias: Any, groups: int) -> Any:
     from torch._inductor import ir, lowering
     from torch._inductor.runtime.hints import ReductionHint
     from torch._inductor.virtualized import ops
+    from torch.utils._sympy.functions import FloorDiv
 
     sizes, (outputs, channels, *window) = windows.get_size(), weight.get_size()
     n = len(window)
-    # It is small, and what rearranges it would be computed for each block of results.
+    # What rearranges it would be computed for each block of results.
     weight = ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(weight))
-    batch, places, rows = sizes[0], sizes[2 : 2 + n], outputs // groups
+    batch, places, rows = sizes[0], sizes[2 : 2 + n], FloorDiv(outputs, groups)
     load, load_weight = windows.make_loader(), weight.make_loader()
     dtype = windows.get_dtype()
 
