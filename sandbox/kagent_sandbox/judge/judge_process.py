@@ -215,7 +215,7 @@ class JudgeProcess:
                     raise ChannelClosed(f"stopped for {seconds:.0f} s") from None
 
     def _how(self) -> str:
-        """Exit code and the end of the log."""
+        """Exit code, the log's last line (an error's words, where it ends with one), its end."""
         try:
             code = self._process.wait(5.0)
         except subprocess.TimeoutExpired:
@@ -223,7 +223,9 @@ class JudgeProcess:
             code = self._process.wait()
         tail = self._log_tail()
         text = f" by signal {-code}" if code < 0 else f" with status {code}"
-        return f"{text}; its log ends:\n{tail}" if tail else text
+        if not tail:
+            return text
+        return f"{text}: {tail.splitlines()[-1]}; its log ends:\n{tail}"
 
     def _log_tail(self) -> str:
         """The end of the log; nothing once this is closed."""
