@@ -28,7 +28,7 @@ SAYS = (
     "control words",
     "the handler of signal 10",
     "keeps memory",
-    "open files",
+    "open files: new: \\[",
 )
 WRITES = "{ float* volatile p = (float*)x; *p = *(volatile float*)p; }"
 
