@@ -1,0 +1,132 @@
+"""Host time of calls of exported Triton kernels: through their host function, and repeated.
+
+    python benchmarks/repeated_calls.py [--library library]
+
+The kernels are those that a library ships, with the configuration that it chooses first. On a GPU
+they run, on small tensors; without one, Triton compiles them for an H100 and launches through a
+driver that does nothing, so that the figures are of Python alone. Prints µs of processor time a
+call: medians over 30 blocks of 100 calls, the two in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+import triton
+from kagent.export.library._kernels import load
+from kagent.export.library._repeated import LANGUAGES, Repeated
+from triton.backends.compiler import GPUTarget
+
+ROOT = Path(__file__).resolve().parents[1]
+BLOCKS, CALLS, ALIGNMENT = 30, 100, 512
+BF16, FP32 = torch.bfloat16, torch.float32
+QUERY = (BF16, 1, 4, 256, 128)
+ARGUMENTS: Mapping[str, tuple[object, ...]] = {
+    "attention": (QUERY, QUERY, QUERY, True),
+    "attention_train": (QUERY, QUERY, QUERY, True),
+    "attention_backward": (*[QUERY] * 5, (FP32, 1, 4, 256), True),
+    "fp8_linear": (
+        *[(torch.float8_e4m3fn, 128, 512), (torch.float8_e4m3fn, 256, 512)],
+        *[(FP32, 1), (FP32, 1)],
+    ),
+    "gelu": ((BF16, 64, 1024),),
+    "gelu_backward": ((BF16, 64, 1024), (BF16, 64, 1024)),
+    "int8_linear": ((BF16, 1, 1024), (torch.int8, 512, 1024), (BF16, 512)),
+    "rms_norm_backward": ((BF16, 64, 128), (BF16, 64, 128), (BF16, 128), 1e-6),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--library", type=Path, default=ROOT / "library")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    where = torch.cuda.get_device_name() if device == "cuda" else "no GPU, a driver of nothing"
+    print(f"{where}, torch {torch.__version__}, triton {triton.__version__}\n")
+    print(f"{'µs a call':20}{'host function':>14}{'repeated':>10}")
+    with contextlib.nullcontext() if device == "cuda" else _without_a_gpu():
+        for name, function in kernels(options.library):
+            args = [made(a, device) if isinstance(a, tuple) else a for a in ARGUMENTS[name]]
+            repeated = Repeated(function)
+            for _ in range(3):
+                repeated(*args)
+            if repeated._repeat is None:  # noqa: SLF001 - the figure would be of something else
+                print(f"{name:20}{'is not repeated':>24}")
+                continue
+            host_us, repeated_us = us_per_call(function, repeated, args)
+            print(f"{name:20}{host_us:14.1f}{repeated_us:10.1f}", flush=True)
+
+
+def kernels(library: Path) -> list[tuple[str, Callable[..., object]]]:
+    """Host functions of the library's Triton kernels, by task."""
+    (package,) = (p.parent for p in library.glob("build/torch-universal/*/portfolio"))
+    sys.path.insert(0, str(package.parent))
+    found = []
+    for path in sorted(package.glob("portfolio/*.json")):
+        table = json.loads(path.read_text(encoding="utf-8"))
+        for name, kernel in table["kernels"].items():
+            if kernel["language"] in LANGUAGES and path.stem in ARGUMENTS:
+                file = package / "kernels" / f"{name}.py"
+                entry, config = table["entry"], kernel["configs"][0]
+                found.append((path.stem, load(package.name, file, entry, config, "0")))
+    return found
+
+
+def made(shape: tuple[Any, ...], device: str) -> torch.Tensor:
+    """Zeros that begin where torch's allocator would have them begin on a GPU."""
+    dtype, *sizes = shape
+    nbytes = math.prod(sizes) * dtype.itemsize
+    room = torch.zeros(nbytes + ALIGNMENT, dtype=torch.uint8, device=device)
+    first = -room.data_ptr() % ALIGNMENT
+    return room[first : first + nbytes].view(dtype).view(sizes)
+
+
+def us_per_call(
+    first: Callable[..., object], second: Callable[..., object], args: list[object]
+) -> tuple[float, float]:
+    """Processor time a call of each. On a GPU the queue is emptied between blocks."""
+    settle = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    found: tuple[list[float], list[float]] = ([], [])
+    for _ in range(BLOCKS):
+        for function, times in zip((first, second), found, strict=True):
+            settle()
+            begun = time.thread_time()
+            for _ in range(CALLS):
+                function(*args)
+            times.append(1e6 * (time.thread_time() - begun) / CALLS)
+    return statistics.median(found[0]), statistics.median(found[1])
+
+
+def _without_a_gpu() -> contextlib.AbstractContextManager[object]:
+    """A driver that loads and launches nothing, for an H100."""
+    driver = SimpleNamespace(
+        get_current_device=lambda: 0,
+        get_current_stream=lambda _: 0,
+        get_current_target=lambda: GPUTarget("cuda", 90, 32),
+        launcher_cls=lambda *_: lambda *_: None,
+        utils=SimpleNamespace(
+            load_binary=lambda *_: (1, 2, 32, 0, 1024),
+            get_device_properties=lambda _: {"max_shared_mem": 232448},
+        ),
+    )
+    about = SimpleNamespace(multi_processor_count=132, major=9, minor=0)
+    torch.cuda.get_device_properties = lambda _: about
+    torch.cuda.get_device_capability = lambda *_: (9, 0)
+    return mock.patch.object(triton.runtime.driver, "_active", driver)
+
+
+if __name__ == "__main__":
+    main()

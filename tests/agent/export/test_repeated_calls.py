@@ -1,0 +1,296 @@
+"""Calls that are repeated without their host function: Triton's own way to a launch, with a driver
+that computes on the host what its launches would.
+"""
+
+import ctypes
+import importlib.util
+import sys
+import threading
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+import triton
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kagent.export.library._repeated import Repeated
+from triton.backends.compiler import GPUTarget
+
+N = 128
+SOURCE = """
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+CALLS, KEPT = [], []
+
+@triton.jit
+def add(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out_ptr + i, tl.load(x_ptr + i, mask=i < n) + tl.load(y_ptr + i, mask=i < n))
+
+@triton.jit
+def double(desc, out_ptr, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(out_ptr + i, tl.reshape(desc.load([0, 0]), [BLOCK]) * 2.0)
+
+def launch(x, y, out):
+    add[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, y, out, n=x.numel(), BLOCK=128)
+    return out
+
+def sums(x, y):
+    CALLS.append("sums")
+    return launch(x, y, torch.empty_like(x))
+
+def chained(x, y):
+    CALLS.append("chained")
+    ones = torch.full((128,), 1.0)
+    out = torch.empty((2, 64))
+    launch(x.view(-1), ones, out.view(-1))
+    total = torch.zeros(128)
+    launch(out.view(-1), y, total)
+    return total, out
+
+def described(x, y):
+    CALLS.append("described")
+    out = torch.empty(128)
+    double[(1,)](TensorDescriptor(x.view(1, 128), [1, 128], [128, 1], [1, 128]), out, 128)
+    return launch(out, y, torch.empty(128))
+
+def computes(x, y):
+    CALLS.append("computes")
+    return launch(x, y, torch.empty_like(x)) * 1.0
+
+def looks(x, y):
+    CALLS.append("looks")
+    return launch(x, y if x[0].item() > 0 else x, torch.empty_like(x))
+
+def keeps(x, y):
+    CALLS.append("keeps")
+    if not KEPT:
+        KEPT.append(torch.empty(128))
+    launch(x, y, KEPT[0])
+    return launch(KEPT[0], y, torch.empty_like(x))
+
+def launches_nothing(x, y):
+    CALLS.append("launches_nothing")
+    return torch.zeros(128)
+"""
+
+
+def on_host(pointer, count=N):
+    return np.frombuffer((ctypes.c_float * count).from_address(pointer), np.float32)
+
+
+class Launcher:
+    """Computes what a kernel would; is told of each launch as Triton's is."""
+
+    def __init__(self, src, _metadata):
+        self._name = src.fn.fn.__name__
+
+    def __call__(self, x, y, z, stream, _function, _packed, _metadata, _enter, _exit, *args):
+        launches.append((self._name, (x, y, z), stream))
+        if self._name == "add":
+            first, second, out = (on_host(t.data_ptr()) for t in args[:3])
+            out[:] = first + second
+        else:
+            on_host(args[1].data_ptr())[:] = 2 * on_host(args[0].base.data_ptr())
+
+
+launches = []
+
+
+@pytest.fixture(scope="module")
+def device():
+    found = SimpleNamespace(
+        stream=7,
+        get_current_device=lambda: 0,
+        get_current_target=lambda: GPUTarget("cuda", 90, 32),
+        launcher_cls=Launcher,
+        utils=SimpleNamespace(
+            load_binary=lambda *_: (1, 2, 32, 0, 1024),
+            get_device_properties=lambda _: {"max_shared_mem": 1 << 17},
+        ),
+    )
+    found.get_current_stream = lambda _: found.stream
+    with mock.patch.object(triton.runtime.driver, "_active", found):
+        yield found
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory):
+    path = tmp_path_factory.mktemp("kernels") / "kernels_of_this_test.py"
+    path.write_text(SOURCE)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[path.stem]
+
+
+@pytest.fixture(autouse=True)
+def forgotten(host):
+    launches.clear()
+    host.CALLS.clear()
+    host.KEPT.clear()
+
+
+def drawn(seed, offset=0):
+    """A vector that begins as torch's allocator has them on a GPU, or some elements later."""
+    room = torch.randn(N + 256, generator=torch.Generator().manual_seed(seed))
+    first = -(room.data_ptr() // 4) % 128
+    return room[first + offset : first + offset + N]
+
+
+EXPECTED = {
+    "sums": lambda x, y: x + y,
+    "chained": lambda x, y: (x + 1 + y, (x + 1).view(2, 64)),
+    "described": lambda x, y: 2 * x + y,
+    "computes": lambda x, y: x + y,
+    "looks": lambda x, y: x + (y if x[0] > 0 else x),
+    "keeps": lambda x, y: x + y + y,
+    "launches_nothing": lambda x, y: torch.zeros(N),
+}
+
+
+def check(function, name, seed):
+    x, y = drawn(2 * seed), drawn(2 * seed + 1)
+    torch.testing.assert_close(function(x, y), EXPECTED[name](x, y))
+
+
+@pytest.mark.parametrize("name", ["sums", "chained", "described"])
+def test_the_third_call_does_without_the_host_function(host, device, name):
+    function = Repeated(getattr(host, name))
+    for seed in range(5):
+        device.stream = seed
+        check(function, name, seed)
+    assert [name] * 2 == host.CALLS
+    each = len(launches) // 5
+    assert [stream for *_, stream in launches] == [s for s in range(5) for _ in range(each)]
+    assert len({(kernel, grid) for kernel, grid, _ in launches}) <= each
+
+
+@pytest.mark.parametrize("name", ["computes", "looks", "keeps", "launches_nothing"])
+def test_what_is_not_repeated_is_called_each_time(host, device, name):
+    function = Repeated(getattr(host, name))
+    for seed in range(4):
+        check(function, name, seed)
+    assert [name] * 4 == host.CALLS
+
+
+def test_tensors_that_begin_elsewhere_are_the_host_functions(host, device):
+    function = Repeated(host.sums)
+    for seed in range(3):
+        check(function, "sums", seed)
+    x, strided = drawn(8, offset=1), drawn(9).view(2, 64).mT.reshape(-1)[::1]
+    torch.testing.assert_close(function(x, strided), x + strided)
+    every_other = torch.randn(2 * N)[::2]
+    function(drawn(10), every_other)
+    assert host.CALLS == ["sums"] * 4
+
+
+def test_one_tensor_in_two_places_is_not_repeated(host, device):
+    function, x = Repeated(host.sums), drawn(0)
+    for _ in range(3):
+        torch.testing.assert_close(function(x, x), x + x)
+    for seed in range(2):
+        check(function, "sums", seed)
+    assert host.CALLS == ["sums"] * 4
+    torch.testing.assert_close(function(x, x), x + x)
+    assert host.CALLS == ["sums"] * 4
+
+
+def test_launches_of_other_threads_are_not_repeated(host, device):
+    theirs = drawn(20), drawn(21)
+
+    def beside(x, y):
+        other = threading.Thread(target=host.sums, args=theirs)
+        other.start()
+        other.join()
+        return host.sums(x, y)
+
+    beside.__module__ = host.__name__
+    function = Repeated(beside)
+    for seed in range(3):
+        check(function, "sums", seed)
+    assert len(launches) == 2 + 2 + 1
+    assert not hasattr(triton.runtime.jit.JITFunction.run, "__wrapped__")
+
+
+def test_a_watch_that_others_have_taken_away_records_nothing(host, device):
+    def sums(x, y):
+        found = host.sums(x, y)
+        triton.runtime.jit.JITFunction.run = before
+        return found
+
+    before, sums.__module__ = triton.runtime.jit.JITFunction.run, host.__name__
+    function = Repeated(sums)
+    for seed in range(4):
+        check(function, "sums", seed)
+    assert host.CALLS == ["sums"] * 4
+    assert triton.runtime.jit.JITFunction.run is before
+
+
+def test_launches_on_another_stream_are_not_recorded(host, device):
+    def sums(x, y):
+        first = host.launch(x, y, torch.empty(N))
+        with mock.patch.object(device, "stream", 99):
+            return host.launch(first, y, torch.empty(N))
+
+    sums.__module__ = host.__name__
+    function = Repeated(sums)
+    for seed in range(4):
+        check(function, "keeps", seed)
+    assert [stream for *_, stream in launches] == [device.stream, 99] * 4
+
+
+def test_a_failure_leaves_tritons_launch_as_it_was(host, device):
+    def fails(x, y):
+        host.sums(x, y)
+        raise ValueError("of this test")
+
+    before, function = triton.runtime.jit.JITFunction.run, Repeated(fails)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="of this test"):
+            function(drawn(0), drawn(1))
+    assert triton.runtime.jit.JITFunction.run is before
+
+
+def test_a_module_with_kernels_of_another_kind_is_called_each_time(host, device, monkeypatch):
+    package = Repeated.__module__.rpartition(".")[0]
+    other = SimpleNamespace(__module__=f"{package}._runtime.cuda_kernels")
+    monkeypatch.setattr(host, "cuda_kernel", other, raising=False)
+
+    def beside(x, y):
+        return host.sums(x, y)
+
+    beside.__module__ = host.__name__
+    function = Repeated(beside)
+    for seed in range(4):
+        check(function, "sums", seed)
+    assert host.CALLS == ["sums"] * 4
+
+
+STEPS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.booleans()), max_size=6)
+
+
+@settings(max_examples=25, deadline=None)
+@given(steps=STEPS)
+def test_any_chain_of_launches_is_repeated_as_it_was(host, device, steps):
+    def chain(x, y):
+        vectors = [x, y]
+        for first, second, viewed in steps:
+            pair = [vectors[first % len(vectors)], vectors[second % len(vectors)]]
+            pair = [v.view(2, -1).flatten() if viewed else v for v in pair]
+            vectors.append(host.launch(*pair, torch.empty(N)))
+        return tuple(vectors[2:])
+
+    chain.__module__ = host.__name__
+    function = Repeated(chain)
+    for seed in range(4):
+        x, y = drawn(2 * seed), drawn(2 * seed + 1)
+        torch.testing.assert_close(function(x, y), chain(x, y), rtol=0, atol=0)
