@@ -3,9 +3,10 @@
     python benchmarks/library_table.py [--from kagent_kernels.tar.gz] [--check] [--library DIR]
 
 Writes what stands between the markers in README.md and docs/results.md, from the library's own
-record (PROVENANCE.json) and figures.json, which library.py has put beside it. `--from` first puts
-the library of such an archive in the place of the one that is there. `--check` writes nothing, and
-exits with 1 if a page does not have the tables of the library that is there.
+record (PROVENANCE.json) and figures.json, which library.py has put beside it. `--from` first takes
+the library of such an archive: its operators replace those that are there, others stay as they are.
+`--check` writes nothing, and exits with 1 if a page does not have the tables of the library that is
+there.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import shutil
 import sys
 import tarfile
 import tempfile
@@ -23,15 +23,18 @@ from typing import Any
 
 from kagent.export.card import row_of
 from kagent.export.dispatch_table import gain, mean_gain, used
+from kagent.export.merging import merge_library, merge_operator
 from kagent.export.reading import OnDisk, is_library, read_library
 from kagent.export.record import TORCH, DeviceRecord, OperatorRecord
 from kagent.export.templating import figure, words
+from kagent.export.writing import files_of, refuse_edited, write_library
 from kagent_sandbox.data.verdict import SpeedVerdict
 from kagent_sandbox.errors import KagentError, UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = ROOT / "library"
 BEGIN, END = "<!-- library: begin -->", "<!-- library: end -->"
+FIGURES = "figures.json"
 LONG_US = 100.0
 """Kernels from here on are compared with do_bench."""
 NEAR = 0.02
@@ -68,23 +71,50 @@ def main() -> None:
 
 
 def take(archive: Path, library: Path) -> None:
-    """Put the library of an archive in its place.
+    """Put the operators of an archive's library into the one that is there, or make it that.
 
     Raises:
-        UserError: The archive holds no library as it was written, or one of a CPU.
+        UserError: The archive holds no library as it was written, or one of a CPU; or the one that
+            is there was edited.
     """
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         with tarfile.open(archive) as tar:
             tar.extractall(folder, filter="data")
         (inside,) = Path(folder).iterdir()
-        disk = read_library(inside)
-        if changed := disk.changed():
+        new = read_library(inside)
+        if changed := new.changed():
             raise UserError(f"{archive}: {changed[0]} is not as it was written")
-        if not all(d.kind == "gpu" for o in disk.library.operators for d in o.devices):
+        if not all(d.kind == "gpu" for o in new.library.operators for d in o.devices):
             raise UserError(f"{archive}: expected a library that was measured on GPUs alone")
-        if library.exists():
-            shutil.rmtree(library)
-        inside.rename(library)
+        if is_library(library):
+            merge(new, read_library(library))
+        else:
+            inside.rename(library)
+
+
+def merge(new: OnDisk, old: OnDisk) -> None:
+    """Write the old library with the new one's operators, and what was found out about each."""
+    refuse_edited(old)
+    known = {o.task: o for o in old.library.operators}
+    operators = [merge_operator(known.get(o.task), o) for o in new.library.operators]
+    name, version = old.library.name, new.library.kagent
+    library = merge_library(old.library, name, version, operators)
+    cubins = {c.stem: c.read_bytes() for c in new.package.glob("cubins/*.cubin")}
+    figures = _figures(new)
+    figures["operators"] = {**_figures(old)["operators"], **figures["operators"]}
+    figures["library"] = library.version
+    files = files_of(library, cubins=cubins, old=old)
+    write_library(library, files, old.folder, old=old)
+    text = json.dumps(figures, indent=1) + "\n"
+    (old.folder / FIGURES).write_text(text, encoding="utf-8")
+
+
+def _figures(disk: OnDisk) -> dict[str, Any]:
+    path = disk.folder / FIGURES
+    if not path.is_file():
+        return {"operators": {}}
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
 
 
 def with_tables(path: Path, text: str) -> str:
@@ -119,9 +149,7 @@ def tables(library: Path) -> dict[Path, str]:
 
 def figures_of(disk: OnDisk) -> Mapping[str, Any]:
     """Results of tests, sanitizer and do_bench by operator: those of the operator as it is."""
-    path = disk.folder / "figures.json"
-    data = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"operators": {}}
-    found = {}
+    data, found = _figures(disk), {}
     for operator in disk.library.operators:
         table = (disk.package / "portfolio" / f"{operator.task}.json").read_bytes()
         of, stages = hashlib.sha256(table).hexdigest(), data["operators"].get(operator.task, {})

@@ -102,6 +102,46 @@ def test_the_tables_come_from_the_record_and_from_what_was_run(session, tmp_path
     assert row.endswith("| 101.0 |")
 
 
+def test_operators_of_an_archive_replace_those_that_are_there_and_others_stay(session, tmp_path):
+    kept, out = tmp_path / "kept", tmp_path / "out"
+    library.pack(session, library.gather(session), out)
+    library_table.take(out / "kagent_kernels.tar.gz", kept)
+    operators = read_library(session.library).library.operators
+    again = next(o for o in operators if o.task == "attention")
+    kernel = replace(again.kernels[0], id="attention_again", source=again.kernels[0].source + "\n")
+    (device,) = again.devices
+    before = again.kernels[0].id
+
+    def renamed(found):
+        return {kernel.id if name == before else name: value for name, value in found.items()}
+
+    points = [
+        replace(p, best=kernel.id, times=renamed(p.times), config=renamed(p.config))
+        for p in device.points
+    ]
+    again = replace(again, kernels=(kernel,), devices=(replace(device, points=tuple(points)),))
+    record = replace(read_library(session.library).library, operators=(again,))
+    shutil.rmtree(session.library)
+    write_library(record, files_of(record, cubins={}), session.library)
+    library.write(session, "tests", "attention", {"clean": True, "said": "19 passed"})
+    library.pack(session, library.gather(session), out)
+    library_table.take(out / "kagent_kernels.tar.gz", kept)
+    disk = read_library(kept)
+    assert disk.changed() == []
+    assert [o.task for o in disk.library.operators] == [o.task for o in operators]
+    assert [k.id for o in disk.library.operators for k in o.kernels if o.task == "attention"] == [
+        "attention_again"
+    ]
+    assert [p.name for p in kept.rglob("kernels/attention_*.py")] == ["attention_again.py"]
+    figures = library_table.figures_of(disk)
+    assert figures["attention"]["tests"]["said"] == "19 passed"
+    assert "bench" not in figures["attention"]  # it was of the kernel before
+    assert disk.library.version == "1.3.0"  # 1.2.0 before
+    (kept / "CARD.md").write_text("faster\n")
+    with pytest.raises(UserError, match="was edited"):
+        library_table.take(out / "kagent_kernels.tar.gz", kept)
+
+
 @pytest.mark.nightly
 def test_libraries_of_single_tasks_become_one_with_their_binaries(session):
     """When a task joins later, what is known of the others stays."""
