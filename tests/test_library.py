@@ -137,6 +137,7 @@ def test_operators_of_an_archive_replace_those_that_are_there_and_others_stay(se
     assert figures["attention"]["tests"]["said"] == "19 passed"
     assert "bench" not in figures["attention"]  # it was of the kernel before
     assert disk.library.version == "1.3.0"  # 1.2.0 before
+    assert (kept / "CHANGELOG.md").read_text().count("which was not measured again") == 1
     (kept / "CARD.md").write_text("faster\n")
     with pytest.raises(UserError, match="was edited"):
         library_table.take(out / "kagent_kernels.tar.gz", kept)

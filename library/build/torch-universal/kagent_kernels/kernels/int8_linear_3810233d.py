@@ -1,5 +1,6 @@
 """triton_split where that is faster, gluon_hopper elsewhere."""
 
+import functools
 import torch
 import triton
 import triton.language as tl
@@ -240,6 +241,12 @@ def _scaled_sum(
     gl.store(y_ptr + at, (total * scale).to(y_ptr.dtype.element_ty), mask=inside)
 
 
+@functools.cache
+def _layout(rows: int, columns: int, dtype: gl.dtype) -> gl.NVMMASharedLayout:
+    """Of tiles of a matrix. Asked once: an answer takes longer than a launch."""
+    return gl.NVMMASharedLayout.get_default_for([rows, columns], dtype)
+
+
 def _for_tma(x: torch.Tensor) -> torch.Tensor:
     """The matrix, or a copy where TMA cannot read it: rows begin at multiples of 16 bytes."""
     width = 16 // x.element_size()
@@ -270,9 +277,8 @@ def _int8_linear_gluon_hopper(x: torch.Tensor, weight: torch.Tensor, scale: torc
         to = torch.empty((parts, tokens, outputs), dtype=torch.float32, device=x.device)
 
     def described(matrix, rows, dtype):
-        block = [rows, 128]
-        layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
-        return TensorDescriptor.from_tensor(_for_tma(matrix), block, layout)
+        layout = _layout(rows, 128, dtype)
+        return TensorDescriptor.from_tensor(_for_tma(matrix), [rows, 128], layout)
 
     _part_of_product[(columns, parts)](
         described(x, rows, gl.bfloat16 if x.dtype == torch.bfloat16 else gl.float16),

@@ -8,8 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
-BLOCK = 1024
-NUM_WARPS = 4
+BLOCK = 2048
+NUM_WARPS = 8
 TUNE = {"BLOCK": [1024, 2048, 4096, 8192], "NUM_WARPS": [4, 8, 16]}
 
 

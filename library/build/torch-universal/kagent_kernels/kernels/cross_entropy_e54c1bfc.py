@@ -20,7 +20,7 @@ from .._runtime import cuda_kernel
 
 THREADS = 512  # of a persistent block
 RESIDENT = 1  # persistent blocks per SM, where the registers hold as many rows
-RING_KIB = 144  # shared memory of an SM for rows to come
+RING_KIB = 208  # shared memory of an SM for rows to come
 STORE = 1  # 0: ordinary stores; 1: evict-first (st.global.cs)
 TUNE = {"THREADS": [512, 1024], "RESIDENT": [1, 2], "RING_KIB": [144, 208], "STORE": [0, 1]}
 
