@@ -1,0 +1,92 @@
+"""Calls of the kept library's Triton kernels, repeated without their host function on this GPU."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from kagent.export.library._kernels import load
+from kagent.export.library._repeated import LANGUAGES, Repeated
+
+pytestmark = pytest.mark.gpu
+
+LIBRARY = Path(__file__).parents[2] / "library"
+(PACKAGE,) = (p.parent for p in LIBRARY.glob("build/torch-universal/*/portfolio"))
+TABLES = {p.stem: json.loads(p.read_text()) for p in sorted(PACKAGE.glob("portfolio/*.json"))}
+TASKS = [
+    name
+    for name, table in TABLES.items()
+    if any(k["language"] in LANGUAGES for k in table["kernels"].values())
+]
+
+
+@pytest.fixture(scope="module")
+def harness():
+    sys.path[:0] = [str(LIBRARY / "tests"), str(PACKAGE.parent)]
+    return importlib.import_module("harness")
+
+
+@pytest.fixture(params=TASKS)
+def called(request, harness):
+    """Host function, what repeats it, how often the first was called, and how to draw a call."""
+    table = TABLES[request.param]
+    name, kernel = next((n, k) for n, k in table["kernels"].items() if k["language"] in LANGUAGES)
+    host = load(
+        PACKAGE.name, PACKAGE / "kernels" / f"{name}.py", table["entry"], kernel["configs"][0], "0"
+    )
+    calls = []
+
+    def counted(*args):
+        calls.append(name)
+        return host(*args)
+
+    counted.__module__ = host.__module__
+    task = harness.Task(request.param)
+    case = next(c for c in task.cases() if c.kind == "gpu" and not c.noncontiguous)
+    return host, Repeated(counted), calls, task, case
+
+
+def results(function, task, arguments):
+    own = task.own(arguments)
+    return task.with_written(function(*own.values()), own)
+
+
+def same(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        # Sums by atomic additions have no order.
+        torch.testing.assert_close(one.float(), other.float(), rtol=2e-2, atol=2e-2, equal_nan=True)
+
+
+def test_later_calls_give_what_the_host_function_gives(called):
+    host, repeated, calls, task, case = called
+    for seed in range(5):
+        arguments = task.arguments(case, seed)
+        same(results(repeated, task, arguments), results(host, task, arguments))
+    assert len(calls) == 2
+
+
+def test_on_another_stream_and_in_a_graph(called):
+    host, repeated, _, task, case = called
+    for seed in range(3):
+        results(repeated, task, task.arguments(case, seed))
+    arguments, stream = task.arguments(case, 3), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        found = results(repeated, task, arguments)
+    stream.synchronize()
+    same(found, results(host, task, arguments))
+
+    static, graph = task.own(arguments), torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        returned = repeated(*static.values())
+    for seed in (4, 5):
+        drawn = task.arguments(case, seed)
+        for name, value in drawn.items():
+            if isinstance(value, torch.Tensor):
+                static[name].copy_(value)
+        graph.replay()
+        torch.cuda.synchronize()
+        same(task.with_written(returned, static), results(host, task, drawn))
