@@ -4,8 +4,10 @@ that computes on the host what its launches would.
 
 import ctypes
 import importlib.util
+import math
 import sys
 import threading
+import weakref
 from types import SimpleNamespace
 from unittest import mock
 
@@ -17,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kagent.export.library._repeated import Repeated
 from triton.backends.compiler import GPUTarget
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 N = 128
 SOURCE = """
@@ -120,16 +123,31 @@ def device():
         yield found
 
 
+def imported(folder, name, source):
+    path = folder / f"{name}.py"
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.fixture(scope="module")
 def host(tmp_path_factory):
-    path = tmp_path_factory.mktemp("kernels") / "kernels_of_this_test.py"
-    path.write_text(SOURCE)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[path.stem]
+    yield imported(tmp_path_factory.mktemp("kernels"), "kernels_of_this_test", SOURCE)
+    del sys.modules["kernels_of_this_test"]
+
+
+@pytest.fixture
+def within(host):
+    """Makes a function of this file one of the kernels' file."""
+
+    def made(function):
+        function.__module__ = host.__name__
+        return function
+
+    return made
 
 
 @pytest.fixture(autouse=True)
@@ -260,19 +278,149 @@ def test_a_failure_leaves_tritons_launch_as_it_was(host, device):
     assert triton.runtime.jit.JITFunction.run is before
 
 
-def test_a_module_with_kernels_of_another_kind_is_called_each_time(host, device, monkeypatch):
-    package = Repeated.__module__.rpartition(".")[0]
-    other = SimpleNamespace(__module__=f"{package}._runtime.cuda_kernels")
-    monkeypatch.setattr(host, "cuda_kernel", other, raising=False)
-
-    def beside(x, y):
-        return host.sums(x, y)
-
-    beside.__module__ = host.__name__
-    function = Repeated(beside)
+@pytest.mark.parametrize("line", ["import cutlass", "from .. import _runtime", "import numpy"])
+def test_a_file_that_imports_what_may_launch_is_called_each_time(device, tmp_path, line):
+    module = imported(tmp_path, "others_of_this_test", SOURCE + f"\ndef never():\n    {line}\n")
+    function = Repeated(module.sums)
     for seed in range(4):
         check(function, "sums", seed)
-    assert host.CALLS == ["sums"] * 4
+    assert module.CALLS == ["sums"] * 4
+
+
+@pytest.mark.parametrize(
+    "shared", [lambda x: x.view(2, 64), lambda x: x[64:], lambda x: x.view(torch.int32)]
+)
+def test_arguments_that_share_memory_are_not_recorded(host, device, within, shared):
+    function = Repeated(within(lambda x, y: host.launch(x, x.view(N), torch.empty_like(x))))
+    x = drawn(0)
+    for _ in range(3):
+        torch.testing.assert_close(function(x, shared(x)), x + x)
+    for seed in range(4):
+        x, y = drawn(2 * seed), shared(drawn(2 * seed + 1)).clone()
+        torch.testing.assert_close(function(x, y), x + x)
+
+
+def test_kernels_that_are_launched_otherwise_are_not_repeated(host, device, within):
+    def compiled(x, y):
+        out = torch.zeros(N)
+        kernel = host.add[(1,)](x, y, out, N, BLOCK=N)
+        kernel[(1, 1, 1)](x, out, out, N, N)
+        return out
+
+    function = Repeated(within(compiled))
+    for seed in range(4):
+        x, y = drawn(2 * seed), drawn(2 * seed + 1)
+        torch.testing.assert_close(function(x, y), x + y + x)
+    inner = Repeated(host.sums)
+    function = Repeated(within(lambda x, y: host.launch(inner(x, y), y, torch.empty(N))))
+    for seed in range(5):
+        check(function, "keeps", seed)
+
+
+def test_memory_that_the_host_function_frees_is_freed(host, device, within, monkeypatch):
+    results, most = [], []
+    launch = Launcher.__call__
+
+    def counting(self, *args):
+        results.append(weakref.ref(args[-3]))
+        most.append(sum(r() is not None for r in results))
+        launch(self, *args)
+
+    def chain(x, y):
+        for _ in range(8):
+            x = host.launch(x, y, torch.empty(N))
+        return x
+
+    monkeypatch.setattr(Launcher, "__call__", counting)
+    function = Repeated(within(chain))
+    for seed in range(4):
+        x, y = drawn(2 * seed), drawn(2 * seed + 1)
+        torch.testing.assert_close(function(x, y), x + 8 * y)
+        results.clear()
+    assert len(most) == 4 * 8
+    assert max(most) == 2
+
+
+def test_a_call_that_fails_is_not_the_first(host, device, within):
+    def sums(x, y):
+        if not host.KEPT:
+            host.KEPT.append(torch.empty(1))
+            raise ValueError("of this test")
+        return host.sums(x, y)
+
+    function = Repeated(within(sums))
+    with pytest.raises(ValueError, match="of this test"):
+        function(drawn(0), drawn(1))
+    for seed in range(4):
+        check(function, "sums", seed)
+    assert host.CALLS == ["sums"] * 2
+
+
+def test_a_descriptor_that_changes_between_launches_is_another_one(host, device, within):
+    shapes = []
+
+    def seen(self, _x, _y, _z, _stream, _function, _packed, _metadata, _enter, _exit, *args):
+        shapes.append(list(args[0].shape))
+
+    def changes(x, y):
+        out = torch.empty(N)
+        desc = TensorDescriptor(x.view(1, N), [1, N], [N, 1], [1, N])
+        host.double[(1,)](desc, out, N)
+        desc.shape[1] = 64
+        host.double[(1,)](desc, out, N)
+        return out
+
+    function = Repeated(within(changes))
+    with mock.patch.object(Launcher, "__call__", seen):
+        for seed in range(4):
+            function(drawn(2 * seed), drawn(2 * seed + 1))
+    assert shapes == [[1, N], [1, 64]] * 4
+
+
+def test_numbers_that_are_equal_and_not_the_same_are_not_repeated(host, device, within):
+    def scaled(x, s):
+        return host.launch(x, torch.full((N,), s), torch.empty(N)), math.copysign(1.0, s)
+
+    function, x = Repeated(within(lambda x, s: scaled(x, s)[0])), drawn(0)
+    for _ in range(3):
+        function(x, 0.0)
+    found = function(torch.full((N,), -0.0), -0.0)
+    assert torch.signbit(found).all()
+
+
+def test_a_result_that_is_conjugated_is_so_again(host, device, within):
+    def conjugated(x, y):
+        return torch.view_as_complex(host.launch(x, y, torch.empty(N)).view(-1, 2)).conj()
+
+    function = Repeated(within(conjugated))
+    for seed in range(4):
+        x, y = drawn(2 * seed), drawn(2 * seed + 1)
+        expected = torch.view_as_complex((x + y).view(-1, 2)).conj()
+        torch.testing.assert_close(function(x, y), expected)
+
+
+def test_who_watches_tritons_launches_sees_them(host, device, monkeypatch):
+    function = Repeated(host.sums)
+    for seed in range(3):
+        check(function, "sums", seed)
+    jit, seen = triton.runtime.jit.JITFunction, []
+    run = jit.run
+    monkeypatch.setattr(jit, "run", lambda *args, **named: seen.append(run(*args, **named)))
+    check(function, "sums", 3)
+    assert len(seen) == 1
+
+
+def test_a_hook_that_takes_a_launch_away_is_not_recorded(host, device, within):
+    def maybe(x, y):
+        out = torch.zeros(N)
+        host.add[(1,)](x, y, out, N, BLOCK=N, num_warps=8)
+        return out
+
+    function = Repeated(within(maybe))
+    with triton.knobs.runtime.scope():
+        triton.knobs.runtime.jit_cache_hook = lambda **_: True
+        for seed in range(4):
+            assert function(drawn(2 * seed), drawn(2 * seed + 1)).eq(0).all()
 
 
 STEPS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.booleans()), max_size=6)
