@@ -376,10 +376,10 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return value
         tensors = [k for k, v in getattr(value, "__dict__", {}).items() if _has_memory(v)]
         if tensors == ["base"] and dataclasses.is_dataclass(value):  # a tensor descriptor
-            slot, kind = self._slot_of(vars(value)["base"]) or 0, type(value)
+            slot, described = self._slot_of(vars(value)["base"]) or 0, type(value)
             own = {k: list(v) if isinstance(v, list) else v for k, v in vars(value).items()}
             del own["base"]
-            return _Made((slot,), lambda slots: _described(kind, own, slots[slot]))
+            return _Made((slot,), lambda slots: _described(described, own, slots[slot]))
         if tensors or _has_memory(value):
             self._exact = False
         return value
