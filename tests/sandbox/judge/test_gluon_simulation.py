@@ -4,10 +4,16 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+import triton.language as tl
+from hypothesis import given
+from hypothesis import strategies as st
 from kagent_sandbox.data.case import Case
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Status
+from kagent_sandbox.judge.gluon.language import _assembly
 from kagent_sandbox.judge.gluon.schedule import NotSimulated, ProgramRun, SimulatedFault
+from kagent_sandbox.judge.gluon.values import RegisterValue, torch_type
 from kagent_sandbox.judge.interpreter import Interpreted, Interpreter
 
 ROOT = Path(__file__).parents[3]
@@ -150,6 +156,58 @@ def test_sums_by_atomics_are_added_in_any_number(rows):
     assert isinstance(rows.interpret(twice), Interpreted)
     lost = changed(twice, ("gl.atomic_add(", "gl.store("))
     assert rows.interpret(lost).status is Status.INCORRECT_NUMERICAL
+
+
+HALVES = """    low, high = gl.inline_asm_elementwise(
+        "mov.b32 {$0, $1}, $2;", "=h,=h,r", [y.to(gl.int32, bitcast=True)],
+        dtype=(gl.int16, gl.int16), is_pure=True, pack=1,
+    )
+    low, high = gl.split(gl.join(low, high))
+    word = (high.to(gl.int32) << 16) | (low.to(gl.int32) & 0xFFFF)
+    y = word.to(gl.float32, bitcast=True)
+"""
+
+
+def test_words_are_taken_apart_and_put_together(rows):
+    store = "    gl.store(y_ptr"
+    found = rows.interpret(changed(ROWS, (store, HALVES + store)))
+    assert isinstance(found, Interpreted), found
+    assert not found.not_simulated
+    assert max(e.share_of_tolerance for e in found.errors) <= 1
+    swapped = HALVES.replace("low, high = gl.split", "high, low = gl.split")
+    assert (
+        rows.interpret(changed(ROWS, (store, swapped + store))).status is Status.INCORRECT_NUMERICAL
+    )
+    unknown = HALVES.replace("mov.b32 {$0, $1}", "mov.b32 {$1, $0}")
+    found = rows.interpret(changed(ROWS, (store, unknown + store)))
+    assert "inline assembly 'mov.b32 {$1, $0}, $2;'" in found.not_simulated
+
+
+@given(
+    pairs=st.lists(st.tuples(*[st.floats(width=32)] * 2), min_size=1, max_size=9),
+    halves=st.sampled_from([("bf16x2", tl.bfloat16), ("f16x2", tl.float16)]),
+)
+def test_pairs_in_a_word_are_rounded_to_the_nearest(pairs, halves):
+    name, kind = halves
+    low, high = (RegisterValue(torch.tensor(v)) for v in zip(*pairs, strict=True))
+    words = _assembly(
+        f"cvt.rn.{name}.f32 $0, $2, $1;", "=r,r,r", [low, high], tl.int32, is_pure=True, pack=1
+    )
+    assert words.dtype == tl.int32
+    found = _assembly(
+        "mov.b32 {$0, $1}, $2;", "=h,=h,r", [words], (tl.int16, tl.int16), is_pure=True, pack=1
+    )
+    for value, half in zip((low, high), found, strict=True):
+        expected = value.data.to(torch_type(kind))
+        torch.testing.assert_close(
+            half.to(kind, bitcast=True).data, expected, rtol=0, atol=0, equal_nan=True
+        )
+
+
+def test_other_roundings_are_not_simulated():
+    value = RegisterValue(torch.ones(2))
+    with pytest.raises(NotSimulated, match="rtz"):
+        value.to(tl.bfloat16, fp_downcast_rounding="rtz")
 
 
 def test_what_is_not_simulated_is_neither_right_nor_wrong(rows):

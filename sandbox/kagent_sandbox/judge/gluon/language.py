@@ -292,6 +292,43 @@ def _arange(start: Any, end: Any, layout: Any = None) -> RegisterValue:
     return RegisterValue(torch.arange(int(start), int(end), dtype=torch.int32))
 
 
+def _pairs(halves: torch.dtype) -> Callable[..., torch.Tensor]:
+    """Words of two floating-point numbers each, rounded to the nearest; the first are the lower
+    halves.
+    """
+
+    def packed(low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+        both_ = torch.stack([low.to(halves), high.to(halves)], -1)
+        return both_.view(torch.int32).squeeze(-1)
+
+    return packed
+
+
+_ASSEMBLY: Mapping[str, tuple[str, Callable[..., Any]]] = {
+    "cvt.rn.bf16x2.f32 $0, $2, $1;": ("=r,r,r", _pairs(torch.bfloat16)),
+    "cvt.rn.f16x2.f32 $0, $2, $1;": ("=r,r,r", _pairs(torch.float16)),
+    "mov.b32 {$0, $1}, $2;": (
+        "=h,=h,r",
+        lambda words: words.contiguous().view(torch.int16).unflatten(-1, (-1, 2)).unbind(-1),
+    ),
+}
+"""Instructions with their constraints; more are not known."""
+
+
+def _assembly(
+    asm: str, constraints: str, args: Sequence[Any], dtype: Any, is_pure: Any, pack: Any
+) -> Any:
+    del is_pure
+    known = _ASSEMBLY.get(" ".join(asm.split()))
+    if known is None or known[0] != constraints.replace(" ", "") or int(pack) != 1:
+        raise NotSimulated(f"inline assembly {asm!r}")
+    found = known[1](*map(tensor_of, args))
+    if isinstance(found, torch.Tensor):
+        return RegisterValue(found.view(torch_type(dtype)))
+    kinds = map(torch_type, dtype)
+    return tuple(RegisterValue(f.view(kind)) for f, kind in zip(found, kinds, strict=True))
+
+
 _FUNCTIONS: Mapping[str, Any] = {
     **METHODS,
     "abs": lambda x: (
@@ -320,6 +357,8 @@ _FUNCTIONS: Mapping[str, Any] = {
     "static_assert": _nothing,
     "static_print": _nothing,
     "device_print": _nothing,
+    "join": lambda a, b: RegisterValue(torch.stack([*both(a, b)], -1)),
+    "inline_asm_elementwise": _assembly,
     "broadcast": lambda x, other: RegisterValue(x.data.expand((x.data + other.data).shape)),
     "where": _where,
     "cdiv": lambda a, b: (a + b - 1) // b,

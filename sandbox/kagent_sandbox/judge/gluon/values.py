@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import triton.language as tl
 
-from kagent_sandbox.judge.gluon.schedule import SimulatedFault
+from kagent_sandbox.judge.gluon.schedule import NotSimulated, SimulatedFault
 
 _TORCH = {
     "int1": torch.bool,
@@ -134,8 +134,19 @@ class RegisterValue:
         """Transpose."""
         return RegisterValue(self.data.mT)
 
-    def to(self, dtype: Any, **_: object) -> RegisterValue:
-        """Convert to another type; from floating point to whole numbers by truncation."""
+    def to(
+        self, dtype: Any, fp_downcast_rounding: Any = None, bitcast: Any = False
+    ) -> RegisterValue:
+        """Convert to another type; from floating point to whole numbers by truncation. `bitcast`
+        takes the same bits for another type of the same width.
+
+        Raises:
+            NotSimulated: Floating-point numbers are to be rounded otherwise than to the nearest.
+        """
+        if bitcast:
+            return RegisterValue(self.data.contiguous().view(torch_type(dtype)))
+        if fp_downcast_rounding not in (None, "rtne"):
+            raise NotSimulated(f"rounding {fp_downcast_rounding!r}")
         return RegisterValue(self.data.to(torch_type(dtype)))
 
     def __getattr__(self, name: str) -> Any:
@@ -315,6 +326,7 @@ METHODS: Mapping[str, Callable[..., Any]] = {
     "min": _reduction(torch.amin),
     "exp": unary(torch.exp),
     "abs": unary(torch.abs),
-    "cast": lambda x, dtype, **_: x.to(dtype),
+    "cast": lambda x, *args, **kwargs: x.to(*args, **kwargs),
+    "split": lambda x: tuple(map(RegisterValue, x.data.unbind(-1))),
 }
 """Methods of tensors."""
