@@ -11,7 +11,7 @@ BUDGET ?= 50
 WORKERS ?= 3
 BIN    := .venv/bin
 
-.PHONY: evolve test test-fast check format docs clean
+.PHONY: evolve test test-fast check check-style check-types check-imports format docs clean
 
 # kagent exits with 3 where the final race found TIE or SLOWER: no failure of make.
 evolve: .venv/ready
@@ -25,10 +25,17 @@ test: .venv/ready
 test-fast: .venv/ready
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --fast
 
-check: .venv/ready
+# Of use by themselves, and side by side: make -j 2 check.
+check: check-style check-types check-imports
+
+check-style: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+
+check-types: .venv/ready
 	$(BIN)/mypy
+
+check-imports: .venv/ready
 	$(BIN)/lint-imports --no-logo
 
 format: .venv/ready
