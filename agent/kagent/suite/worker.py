@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from kagent_sandbox.confine.policy import ask_for
-from kagent_sandbox.errors import KagentError, MachineError, RunError, TaskError, UserError
+from kagent_sandbox.errors import (
+    ChildDied,
+    KagentError,
+    MachineError,
+    RunError,
+    TaskError,
+    UserError,
+)
 from kagent_sandbox.process.parent import end_with_parent
 
 from kagent.config.devices import use_device
@@ -74,7 +81,9 @@ def answer_to(work: Work, request: dict[str, Any], tell: Tell) -> dict[str, obje
     except ModelError as e:
         return {"error": str(e), "model": True}
     except KagentError as e:
-        step = FailedStep.MACHINE if isinstance(e, MachineError) else FailedStep.SEARCH
+        # A judge that ended may have been taken away by whoever else was there.
+        machine = isinstance(e, MachineError | ChildDied)
+        step = FailedStep.MACHINE if machine else FailedStep.SEARCH
         step = FailedStep.TASK if isinstance(e, TaskError) else step
         return {"error": str(e), "step": step.value}
     except Exception as e:  # noqa: BLE001 - a fault of kagent's own costs one run

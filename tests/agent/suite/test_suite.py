@@ -27,7 +27,14 @@ from kagent.suite.problems import Form, Problem
 from kagent.suite.record import FailedStep, ProblemState, Suite, read_record
 from kagent.suite.running import SuiteRunner
 from kagent_sandbox.data.records import to_json
-from kagent_sandbox.errors import DeviceError, MachineError, RunError, TaskError, UserError
+from kagent_sandbox.errors import (
+    ChildDied,
+    DeviceError,
+    MachineError,
+    RunError,
+    TaskError,
+    UserError,
+)
 from kagent_sandbox.process import ask_once, process_tree
 from synthetic_suite import Search, problems_in, suite_of
 
@@ -56,6 +63,23 @@ def in_this_process(_, request, tell):
     if answer.get("model"):
         raise ModelError(answer["error"], permanent=True)
     return json.loads(json.dumps(answer))
+
+
+@pytest.mark.parametrize(
+    ("error", "step"),
+    [
+        (ChildDied("the judge's process ended by signal 9"), "machine"),
+        (DeviceError("the GPU has fallen off the bus"), "machine"),
+        (TaskError("no dims"), "task"),
+        (UserError("no such thing"), "search"),
+        (KeyError("oops"), "search"),
+    ],
+)
+def test_what_may_be_the_machines_fault_is_told_apart(error, step):
+    def work(_request, _tell):
+        raise error
+
+    assert worker.answer_to(work, {}, print)["step"] == step
 
 
 def test_a_suite_runs_whatever_one_problem_does(kagent, searching, tmp_path):
