@@ -247,7 +247,7 @@ def merge(session: Session) -> None:
     library = merge_library(None, session.name, resources.version(), lines)
     if there is not None and there.library.operators == library.operators:
         return
-    cubins = {c.stem: c.read_bytes() for d in disks for c in d.package.glob("cubins/*.cubin")}
+    cubins = {key: binary for d in disks for key, binary in d.cubins().items()}
     write_library(library, files_of(library, cubins=cubins), session.library, old=there)
 
 

@@ -96,28 +96,16 @@ def merge(new: OnDisk, old: OnDisk) -> None:
     """Write the old library with the new one's operators, and what was found out about each."""
     refuse_edited(old)
     known = {o.task: o for o in old.library.operators}
-    operators = [_merged(known.get(o.task), o) for o in new.library.operators]
-    name, version = old.library.name, new.library.kagent
-    library = merge_library(old.library, name, version, operators)
-    cubins = {c.stem: c.read_bytes() for c in new.package.glob("cubins/*.cubin")}
+    merged = [merge_operator(known.get(o.task), o) for o in new.library.operators]
+    operators = [(o, lines or [f"{o.task}: measured again"]) for o, lines in merged]
+    library = merge_library(old.library, old.library.name, new.library.kagent, operators)
     figures = _figures(new)
     figures["operators"] = {**_figures(old)["operators"], **figures["operators"]}
     figures["library"] = library.version
-    files = files_of(library, cubins=cubins, old=old)
+    files = files_of(library, cubins=new.cubins(), old=old)
     write_library(library, files, old.folder, old=old)
     text = json.dumps(figures, indent=1) + "\n"
     (old.folder / FIGURES).write_text(text, encoding="utf-8")
-
-
-def _merged(old: OperatorRecord | None, new: OperatorRecord) -> tuple[OperatorRecord, list[str]]:
-    """An operator as it is to be, and what changed. The old kernels were in no race with the new
-    ones, so that nothing is said of their times.
-    """
-    merged, words_ = merge_operator(old, new)
-    gone = {k.id for k in old.kernels} - {k.id for k in merged.kernels} if old else set()
-    lines = [line for line in words_ if ": added " in line]
-    lines += [f"{new.task}: replaced {name}, which was not measured again" for name in sorted(gone)]
-    return merged, lines or [f"{new.task}: measured again"]
 
 
 def _figures(disk: OnDisk) -> dict[str, Any]:

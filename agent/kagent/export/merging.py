@@ -26,7 +26,8 @@ def merge_operator(
 ) -> tuple[OperatorRecord, list[str]]:
     """The operator as it is to be, and what changed, in words.
 
-    `new` has one device, this one, and every kernel that was measured on it, old ones included.
+    `new` has one device, this one, and every kernel that was measured on it: also old ones, where
+    these were raced with the new ones.
     """
     (device,) = new.devices
     others = tuple(d for d in old.devices if d.name != device.name) if old else ()
@@ -36,7 +37,7 @@ def merge_operator(
     gone = [i for i in known if i not in used]
     devices = tuple(_without(d, gone) for d in (*others, device))
     merged = replace(new, kernels=kept, devices=devices)
-    return merged, list(_words(old, merged, gone))
+    return merged, list(_words(old, new, merged, gone))
 
 
 def _without(device: DeviceRecord, gone: Sequence[str]) -> DeviceRecord:
@@ -49,8 +50,11 @@ def _without(device: DeviceRecord, gone: Sequence[str]) -> DeviceRecord:
     return replace(device, points=tuple(map(left, device.points)))
 
 
-def _words(old: OperatorRecord | None, merged: OperatorRecord, gone: Sequence[str]) -> list[str]:
+def _words(
+    old: OperatorRecord | None, new: OperatorRecord, merged: OperatorRecord, gone: Sequence[str]
+) -> list[str]:
     before = {k.id for k in old.kernels} if old else set()
+    measured = {k.id for k in new.kernels}
     lines = []
     for kernel in merged.kernels:
         where = _where(merged, kernel)
@@ -58,7 +62,9 @@ def _words(old: OperatorRecord | None, merged: OperatorRecord, gone: Sequence[st
             lines.append(f"{merged.task}: added {kernel.id}, used for {where}")
     for name in gone:
         what = "replaced" if name in before else "left out"
-        lines.append(f"{merged.task}: {what} {name}, slower than others on every measured shape")
+        slower = "slower than others on every measured shape"
+        why = slower if name in measured else "which was not measured again"
+        lines.append(f"{merged.task}: {what} {name}, {why}")
     return lines
 
 

@@ -42,6 +42,10 @@ class OnDisk:
         """Files that are not as they were written, missing ones included."""
         return [p for p, digest in self.files.items() if hash_of(self.folder / p) != digest]
 
+    def cubins(self) -> dict[str, bytes]:
+        """CUDA kernels' binaries, by `Compiled.key`."""
+        return {c.stem: c.read_bytes() for c in self.package.glob("cubins/*.cubin")}
+
     def contents(self) -> dict[str, bytes]:
         """Read the present files by path. Missing ones and links out of the folder are left out.
 

@@ -216,7 +216,10 @@ def test_a_slower_kernel_is_replaced_and_history_grows():
     library = merge_library(library, "lib", "0.1.0", [(second, words)])
     assert library.version == "1.1.0"
     assert [c.version for c in library.history] == ["1.1.0", "1.0.0"]
-    assert any("replaced a" in line for line in library.history[0].lines)
+    raced = "replaced a, slower than others on every measured shape"
+    assert any(raced in line for line in library.history[0].lines)
+    _, words = merge_operator(first, operator([kernel("b")], device(point("p", b=6, torch=9))))
+    assert any("replaced a, which was not measured again" in w for w in words)
 
 
 def test_a_kernel_that_another_device_or_shape_uses_stays():

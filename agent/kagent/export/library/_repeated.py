@@ -164,17 +164,20 @@ def _record(
             tape.begun += 1  # by whatever way: a compiled kernel can be launched, too
         return launcher_of(self)
 
-    jit.run, compiled.run = watched_run, property(watched_launcher)
+    watches = ((jit, run, watched_run), (compiled, launcher, property(watched_launcher)))
+    for owner, _, watch in watches:
+        owner.run = watch
     try:
         with tape:
             given[0].view(given[0].shape)  # which the tape sees, or nothing else
             result = function(*args)
-        alone = jit.run is watched_run  # nobody else has taken its place meanwhile
     finally:
         tape.open = False
-        if jit.run is watched_run:
-            jit.run = run
-        compiled.run = launcher
+        # Others may have taken their places meanwhile: they have seen what the tape has not.
+        alone = all(owner.run is watch for owner, _, watch in watches)
+        for owner, before, watch in watches:
+            if owner.run is watch:
+                owner.run = before
     return result, tape.repeating(result) if alone else None
 
 
