@@ -9,17 +9,16 @@ python benchmarks/launch_overhead.py
 
 import ctypes
 import importlib
-import statistics
 import tempfile
-import time
 from collections.abc import Callable
 
 import torch
 import triton
 import triton.language as tl
+from call_time import us_per_call
 from kagent_sandbox.runtime import Observed, cpp_kernel, cuda_kernel, observing
 
-CALLS, BATCHES = 200, 100
+BATCHES = 100
 PADDING = "// " + "as long as a real source " * 200 + "\n"
 CPP = (
     PADDING
@@ -39,17 +38,9 @@ extern "C" __global__ void nothing(const float* x, float* y, long long rows, lon
 DEFINES = {"ELEMENTS": 32, "THREADS": 256, "SCHEDULE": "static"}
 
 
-def us_per_call(call: Callable[[], object], settle: Callable[[], object] = lambda: None) -> float:
-    """Median over batches; `settle` empties the device's queue between them."""
-    times = []
-    for _ in range(BATCHES):
-        settle()
-        start = time.perf_counter()
-        for _ in range(CALLS):
-            call()
-        times.append(1e6 * (time.perf_counter() - start) / CALLS)
-    settle()
-    return statistics.median(times)
+def us(call: Callable[[], object], settle: Callable[[], object] = lambda: None) -> float:
+    (found,) = us_per_call(call, settle=settle, blocks=BATCHES)
+    return found
 
 
 def row(name: str, us: float, least: float) -> None:
@@ -74,10 +65,10 @@ def on_the_cpu() -> None:
     def asked() -> None:
         cpp_kernel("nothing", CPP, defines=DEFINES)(x, y, x.shape[0], x.shape[1], x.stride(0), 0.5)
 
-    least = us_per_call(lambda: bare(a, b, 4, 8, 8, 0.5))
+    least = us(lambda: bare(a, b, 4, 8, 8, 0.5))
     row("C++: bare ctypes call", least, least)
-    row("C++: kernel(...)", us_per_call(lambda: kernel(x, y, 4, 8, 8, 0.5)), least)
-    row("C++: cpp_kernel(name, SOURCE, defines=...)(...)", us_per_call(asked), least)
+    row("C++: kernel(...)", us(lambda: kernel(x, y, 4, 8, 8, 0.5)), least)
+    row("C++: cpp_kernel(name, SOURCE, defines=...)(...)", us(asked), least)
 
 
 @triton.jit
@@ -117,15 +108,15 @@ def on_the_gpu() -> None:
     def own() -> None:
         kernel.launch((4,), (256,), x, y, 4, 8, 8, 0.5, shared=1024)
 
-    least = us_per_call(lambda: core.launch(stream, config, loaded, a, b, 4, 8, 8, scale), settle)
+    least = us(lambda: core.launch(stream, config, loaded, a, b, 4, 8, 8, scale), settle)
     row("CUDA: cuda-core's launch, everything prepared", least, least)
-    row("CUDA: kernel.launch(...)", us_per_call(own, settle), least)
+    row("CUDA: kernel.launch(...)", us(own, settle), least)
     row(
         "CUDA: cuda_kernel(name, SOURCE, defines=...).launch(...)",
-        us_per_call(asked, settle),
+        us(asked, settle),
         least,
     )
-    triton_us = us_per_call(lambda: _nothing[(4,)](x, y, 4, 8, 8, 0.5, BLOCK=32), settle)
+    triton_us = us(lambda: _nothing[(4,)](x, y, 4, 8, 8, 0.5, BLOCK=32), settle)
     row("Triton: kernel[grid](...)", triton_us, least)
 
 

@@ -9,7 +9,7 @@ median over 30 blocks, beside the fake kernel alone. On a GPU nobody
 looks at targets: that is 3 µs of the two losses' figures here.
 """
 
-import statistics
+import functools
 import sys
 import tempfile
 import time
@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from call_time import us_per_call
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "agent" / "export"))
@@ -32,20 +33,12 @@ FAKES = {
     "linear_cross_entropy": "def linear_cross_entropy(x, weight, target, ignore_index):\n"
     "    return x.new_empty(()), torch.empty_like(x), torch.empty_like(weight)",
 }
-CALLS = 2000
-BLOCKS = 30
 
 
-def us_per_call(function: Callable[..., object], *args: object) -> float:
-    for _ in range(CALLS):
-        function(*args)
-    found = []
-    for _ in range(BLOCKS):
-        start = time.thread_time()
-        for _ in range(CALLS // 10):
-            function(*args)
-        found.append((time.thread_time() - start) / (CALLS // 10) * 1e6)
-    return statistics.median(found)
+def us(function: Callable[..., object], *args: object) -> float:
+    call = functools.partial(function, *args)
+    (found,) = us_per_call(call, clock=time.thread_time)
+    return found
 
 
 def main() -> None:
@@ -78,11 +71,11 @@ def main() -> None:
             f"{'':24}{'call':>8}{'kernel':>8}{'overhead':>10}   {'with a gradient asked for':>10}"
         )
         for name, (function, args, kernel) in calls.items():
-            call, alone = us_per_call(function, *args), us_per_call(kernel)
+            call, alone = us(function, *args), us(kernel)
             leaves = tuple(
                 a.detach().clone().requires_grad_() if a.is_floating_point() else a for a in args
             )
-            asked = us_per_call(function, *leaves) - alone
+            asked = us(function, *leaves) - alone
             print(f"{name:24}{call:8.2f}{alone:8.2f}{call - alone:10.2f}{asked:12.2f}")
 
 

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import math
-import statistics
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,12 +24,14 @@ from unittest import mock
 
 import torch
 import triton
+from call_time import us_per_call
 from kagent.export.library._kernels import load
 from kagent.export.library._repeated import LANGUAGES, Repeated
-from triton.backends.compiler import GPUTarget
+from kagent_sandbox.builder.trace.triton import Driver
+from kagent_sandbox.data.target import parse_target
 
 ROOT = Path(__file__).resolve().parents[1]
-BLOCKS, CALLS, ALIGNMENT = 30, 100, 512
+CALLS, ALIGNMENT = 100, 512
 BF16, FP32 = torch.bfloat16, torch.float32
 QUERY = (BF16, 1, 4, 256, 128)
 ARGUMENTS: Mapping[str, tuple[object, ...]] = {
@@ -56,9 +57,12 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     where = torch.cuda.get_device_name() if device == "cuda" else "no GPU, a driver of nothing"
     print(f"{where}, torch {torch.__version__}, triton {triton.__version__}\n")
+    settle = torch.cuda.synchronize if device == "cuda" else lambda: None
     print(f"{'µs a call':20}{'host function':>14}{'repeated':>10}")
     with contextlib.nullcontext() if device == "cuda" else _without_a_gpu():
-        for name, function in kernels(options.library):
+        functions = host_functions(options.library)
+        for name in sorted(functions.keys() & ARGUMENTS):
+            function = functions[name]()
             args = [made(a, device) if isinstance(a, tuple) else a for a in ARGUMENTS[name]]
             repeated = Repeated(function)
             for _ in range(3):
@@ -66,22 +70,25 @@ def main() -> None:
             if repeated._repeat is None:  # noqa: SLF001 - the figure would be of something else
                 print(f"{name:20}{'is not repeated':>24}")
                 continue
-            host_us, repeated_us = us_per_call(function, repeated, args)
+            both = (functools.partial(f, *args) for f in (function, repeated))
+            host_us, repeated_us = us_per_call(
+                *both, clock=time.thread_time, settle=settle, calls=CALLS
+            )
             print(f"{name:20}{host_us:14.1f}{repeated_us:10.1f}", flush=True)
 
 
-def kernels(library: Path) -> list[tuple[str, Callable[..., object]]]:
-    """Host functions of the library's Triton kernels, by task."""
+def host_functions(library: Path) -> dict[str, Callable[[], Callable[..., object]]]:
+    """What loads the host function of each task that the library has a Triton kernel of."""
     (package,) = (p.parent for p in library.glob("build/torch-universal/*/portfolio"))
-    sys.path.insert(0, str(package.parent))
-    found = []
+    found = {}
     for path in sorted(package.glob("portfolio/*.json")):
         table = json.loads(path.read_text(encoding="utf-8"))
         for name, kernel in table["kernels"].items():
-            if kernel["language"] in LANGUAGES and path.stem in ARGUMENTS:
-                file = package / "kernels" / f"{name}.py"
-                entry, config = table["entry"], kernel["configs"][0]
-                found.append((path.stem, load(package.name, file, entry, config, "0")))
+            if kernel["language"] in LANGUAGES:
+                file, config = package / "kernels" / f"{name}.py", kernel["configs"][0]
+                found[path.stem] = functools.partial(
+                    load, package.name, file, table["entry"], config, "0"
+                )
     return found
 
 
@@ -94,38 +101,19 @@ def made(shape: tuple[Any, ...], device: str) -> torch.Tensor:
     return room[first : first + nbytes].view(dtype).view(sizes)
 
 
-def us_per_call(
-    first: Callable[..., object], second: Callable[..., object], args: list[object]
-) -> tuple[float, float]:
-    """Processor time a call of each. On a GPU the queue is emptied between blocks."""
-    settle = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
-    found: tuple[list[float], list[float]] = ([], [])
-    for _ in range(BLOCKS):
-        for function, times in zip((first, second), found, strict=True):
-            settle()
-            begun = time.thread_time()
-            for _ in range(CALLS):
-                function(*args)
-            times.append(1e6 * (time.thread_time() - begun) / CALLS)
-    return statistics.median(found[0]), statistics.median(found[1])
-
-
-def _without_a_gpu() -> contextlib.AbstractContextManager[object]:
+@contextlib.contextmanager
+def _without_a_gpu() -> Iterator[None]:
     """A driver that loads and launches nothing, for an H100."""
-    driver = SimpleNamespace(
-        get_current_device=lambda: 0,
-        get_current_stream=lambda _: 0,
-        get_current_target=lambda: GPUTarget("cuda", 90, 32),
-        launcher_cls=lambda *_: lambda *_: None,
-        utils=SimpleNamespace(
-            load_binary=lambda *_: (1, 2, 32, 0, 1024),
-            get_device_properties=lambda _: {"max_shared_mem": 232448},
-        ),
-    )
-    about = SimpleNamespace(multi_processor_count=132, major=9, minor=0)
-    torch.cuda.get_device_properties = lambda _: about
-    torch.cuda.get_device_capability = lambda *_: (9, 0)
-    return mock.patch.object(triton.runtime.driver, "_active", driver)
+    target = parse_target("sm_90a")
+    driver: Any = Driver(target)
+    driver.launcher_cls = lambda *_: lambda *_: None
+    about = SimpleNamespace(multi_processor_count=target.multiprocessors)
+    with (
+        mock.patch.object(triton.runtime.driver, "_active", driver),
+        mock.patch.object(torch.cuda, "get_device_properties", return_value=about),
+        mock.patch.object(torch.cuda, "get_device_capability", return_value=(9, 0)),
+    ):
+        yield
 
 
 if __name__ == "__main__":

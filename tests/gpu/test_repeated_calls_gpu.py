@@ -1,45 +1,33 @@
 """Calls of the kept library's Triton kernels, repeated without their host function on this GPU."""
 
 import importlib
-import json
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from kagent.export.library._kernels import load
-from kagent.export.library._repeated import LANGUAGES, Repeated
+from kagent.export.library._repeated import Repeated
+from repeated_calls import host_functions
 
 pytestmark = pytest.mark.gpu
 
 LIBRARY = Path(__file__).parents[2] / "library"
-(PACKAGE,) = (p.parent for p in LIBRARY.glob("build/torch-universal/*/portfolio"))
-TABLES = {p.stem: json.loads(p.read_text()) for p in sorted(PACKAGE.glob("portfolio/*.json"))}
-TASKS = [
-    name
-    for name, table in TABLES.items()
-    if any(k["language"] in LANGUAGES for k in table["kernels"].values())
-]
+HOST_FUNCTIONS = host_functions(LIBRARY)
 
 
 @pytest.fixture(scope="module")
 def harness():
-    sys.path[:0] = [str(LIBRARY / "tests"), str(PACKAGE.parent)]
+    sys.path[:0] = [str(LIBRARY / "tests"), str(LIBRARY / "build/torch-universal")]
     return importlib.import_module("harness")
 
 
-@pytest.fixture(params=TASKS)
+@pytest.fixture(params=HOST_FUNCTIONS)
 def called(request, harness):
     """Host function, what repeats it, how often the first was called, and how to draw a call."""
-    table = TABLES[request.param]
-    name, kernel = next((n, k) for n, k in table["kernels"].items() if k["language"] in LANGUAGES)
-    host = load(
-        PACKAGE.name, PACKAGE / "kernels" / f"{name}.py", table["entry"], kernel["configs"][0], "0"
-    )
-    calls = []
+    host, calls = HOST_FUNCTIONS[request.param](), []
 
     def counted(*args):
-        calls.append(name)
+        calls.append(request.param)
         return host(*args)
 
     counted.__module__ = host.__module__

@@ -3,12 +3,10 @@ that computes on the host what its launches would.
 """
 
 import ctypes
-import importlib.util
 import math
 import sys
 import threading
 import weakref
-from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -17,8 +15,10 @@ import torch
 import triton
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kagent.export.library._kernels import load
 from kagent.export.library._repeated import Repeated
-from triton.backends.compiler import GPUTarget
+from kagent_sandbox.builder.trace.triton import Driver
+from kagent_sandbox.data.target import parse_target
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 N = 128
@@ -106,19 +106,19 @@ class Launcher:
 launches = []
 
 
+class Device(Driver):
+    """Compiles for a GPU that is not here, and has its launches computed."""
+
+    launcher_cls = Launcher
+    stream = 7
+
+    def get_current_stream(self, device=None):
+        return self.stream
+
+
 @pytest.fixture(scope="module")
 def device():
-    found = SimpleNamespace(
-        stream=7,
-        get_current_device=lambda: 0,
-        get_current_target=lambda: GPUTarget("cuda", 90, 32),
-        launcher_cls=Launcher,
-        utils=SimpleNamespace(
-            load_binary=lambda *_: (1, 2, 32, 0, 1024),
-            get_device_properties=lambda _: {"max_shared_mem": 1 << 17},
-        ),
-    )
-    found.get_current_stream = lambda _: found.stream
+    found = Device(parse_target("sm_90a"))
     with mock.patch.object(triton.runtime.driver, "_active", found):
         yield found
 
@@ -126,17 +126,12 @@ def device():
 def imported(folder, name, source):
     path = folder / f"{name}.py"
     path.write_text(source)
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    return sys.modules[load("tests", path, "sums", {}, "0").__module__]
 
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory):
-    yield imported(tmp_path_factory.mktemp("kernels"), "kernels_of_this_test", SOURCE)
-    del sys.modules["kernels_of_this_test"]
+    return imported(tmp_path_factory.mktemp("kernels"), "kernels_of_this_test", SOURCE)
 
 
 @pytest.fixture
@@ -237,6 +232,28 @@ def test_launches_of_other_threads_are_not_repeated(host, device):
         check(function, "sums", seed)
     assert len(launches) == 2 + 2 + 1
     assert not hasattr(triton.runtime.jit.JITFunction.run, "__wrapped__")
+
+
+def test_a_watch_of_compiled_kernels_that_others_have_taken_away_records_nothing(
+    host, device, within
+):
+    compiled = triton.compiler.compiler.CompiledKernel
+    before, theirs = compiled.run, []
+
+    def sums(x, y):
+        found = host.sums(x, y)
+        theirs.append(property(before.fget))
+        compiled.run = theirs[-1]
+        return found
+
+    function = Repeated(within(sums))
+    try:
+        for seed in range(4):
+            check(function, "sums", seed)
+        assert compiled.run is theirs[-1]
+        assert host.CALLS == ["sums"] * 4
+    finally:
+        compiled.run = before
 
 
 def test_a_watch_that_others_have_taken_away_records_nothing(host, device):
