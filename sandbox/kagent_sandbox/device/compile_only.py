@@ -26,7 +26,7 @@ SLOW_S = 0.25
 seven times and more; those of a depthwise convolution take seconds each (8 s were seen), and
 nobody else has the device meanwhile.
 """
-VERY_SLOW_S = 5.0
+VERY_SLOW_S = 1.0
 """A first run that takes as long is the only one: what it loads is a small part of it."""
 
 
