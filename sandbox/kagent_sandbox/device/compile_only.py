@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 
-from kagent_sandbox.device import device_memory
 from kagent_sandbox.device.baseline_calls import BaselineCall, make_call
 from kagent_sandbox.device.cpu.facts import usable_cores
+from kagent_sandbox.device.variants import refusing_lacks, timing_slow_ones_once
 
 Alone = Callable[[], contextlib.AbstractContextManager[None]]
 """Makes a context in which nobody else uses the device. Entering it may take minutes."""
@@ -21,13 +19,6 @@ WAITS = "waits"
 """Answer of a process that compiles, where it needs the device alone."""
 TIME, GO_ON = "time variants", "go on"
 """Requests to a process that waits: the device is its own; it is so no more."""
-SLOW_S = 0.25
-"""A variant that takes as long is timed in one run, after one that warms it up. Torch runs each
-seven times and more; those of a depthwise convolution take seconds each (8 s were seen), and
-nobody else has the device meanwhile.
-"""
-VERY_SLOW_S = 1.0
-"""A first run that takes as long is the only one: what it loads is a small part of it."""
 
 
 class _Compiled(BaseException):
@@ -51,7 +42,8 @@ def compile_only(call: BaselineCall, device: torch.device, alone: Alone) -> None
     """
     function = make_call(call, device, drawn=False)
     turn = _Turn(alone, _tensors(function.keywords.values()))
-    with _compiling(turn), refusing_lacks(device):  # in this order: both patch one function
+    # in this order: they patch the same functions
+    with timing_slow_ones_once(), _compiling(turn), refusing_lacks(device):
         try:
             function()
         except _Compiled:
@@ -120,35 +112,6 @@ class _Turn:
                 self._inside = False
 
 
-def timing_slow_ones_once(
-    time_ms: Callable[..., Any], clock: Callable[[], float], wait: Callable[[], object]
-) -> Callable[..., Any]:
-    """Torch's `benchmark_gpu` that runs what is slow twice at most: see `SLOW_S`, `VERY_SLOW_S`.
-
-    Args:
-        time_ms: Torch's method.
-        clock: Gives seconds.
-        wait: Waits until the device is idle.
-    """
-
-    def once_s(call: Callable[[], object]) -> float:
-        wait()
-        begun = clock()
-        call()
-        wait()
-        return clock() - begun
-
-    def timed_ms(self: object, call: Callable[[], object], *rest: object, **named: object) -> Any:
-        seconds = once_s(call)
-        if SLOW_S <= seconds < VERY_SLOW_S:
-            seconds = once_s(call)
-        if seconds >= SLOW_S:
-            return 1e3 * seconds
-        return time_ms(self, call, *rest, **named)
-
-    return timed_ms
-
-
 @contextlib.contextmanager
 def _compiling(turn: _Turn) -> Iterator[None]:
     """Have torch's compiler stop before anything runs, and time variants in turns."""
@@ -171,7 +134,6 @@ def _compiling(turn: _Turn) -> Iterator[None]:
 
     choose = staticmethod(turn.having(AlgorithmSelectorCache.benchmark_in_current_process))
     kind = type(benchmarker)
-    time_one = timing_slow_ones_once(kind.benchmark_gpu, time.perf_counter, torch.cuda.synchronize)
     with (
         mock.patch.object(CompiledFxGraph, "__call__", stop),
         # All variants of one product in one turn.
@@ -182,62 +144,8 @@ def _compiling(turn: _Turn) -> Iterator[None]:
         mock.patch.object(pad_mm, "should_pad", turn.keeping(pad_mm.should_pad)),
         # Whoever else times.
         mock.patch.object(kind, "benchmark", turn.having(kind.benchmark)),
-        mock.patch.object(kind, "benchmark_gpu", turn.having(time_one)),
+        mock.patch.object(kind, "benchmark_gpu", turn.having(kind.benchmark_gpu)),
         # Twenty variants of a product in float32 take a core minutes. Threads need no processes.
         mock.patch.object(select_algorithm, "get_num_workers", usable_cores),
-    ):
-        yield
-
-
-@contextlib.contextmanager
-def refusing_lacks(device: torch.device) -> Iterator[None]:
-    """Have torch's compiler raise an error where one variant lacks memory.
-
-    The compiler takes such a variant for one that does not work and chooses among the others. The
-    memory may be held by others meanwhile, and the variant be the fastest. One that the whole
-    device has no room for is left to the compiler.
-    """
-    from torch._inductor.codegen.triton import TritonScheduling
-    from torch._inductor.select_algorithm import AlgorithmSelectorCache
-
-    lacks: list[Exception] = []
-
-    def noting(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: object, **named: object) -> object:
-            try:
-                return function(*arguments, **named)
-            except Exception as e:
-                if device_memory.shared_lack(e, device, 0) is not None:
-                    lacks.append(e)
-                raise
-
-        return call
-
-    def refusing(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: object, **named: object) -> object:
-            lacks.clear()
-            found = function(*arguments, **named)
-            if lacks:
-                raise lacks.pop()
-            return found
-
-        return call
-
-    one = staticmethod(noting(AlgorithmSelectorCache.benchmark_choice))
-    several = staticmethod(refusing(AlgorithmSelectorCache.benchmark_choices))
-    time = refusing(TritonScheduling.benchmark_codegened_module)
-
-    def time_fused(scheduling: object, module: Any, *rest: Any, **named: Any) -> object:
-        module.call = noting(module.call)
-        try:
-            return time(scheduling, module, *rest, **named)
-        except Exception:  # the compiler has written down that it takes for ever
-            Path(module.__file__).with_suffix(".kernel_perf").unlink(missing_ok=True)
-            raise
-
-    with (
-        mock.patch.object(AlgorithmSelectorCache, "benchmark_choice", one),
-        mock.patch.object(AlgorithmSelectorCache, "benchmark_choices", several),
-        mock.patch.object(TritonScheduling, "benchmark_codegened_module", time_fused),
     ):
         yield

@@ -1,12 +1,7 @@
 import contextlib
 
 import pytest
-from kagent_sandbox.device.compile_only import (
-    SLOW_S,
-    VERY_SLOW_S,
-    _Turn,
-    timing_slow_ones_once,
-)
+from kagent_sandbox.device.compile_only import _Turn
 
 
 @pytest.fixture
@@ -69,30 +64,3 @@ def test_a_failure_after_a_turn_has_begun_is_seen_by_the_one_who_gave_it(turn, d
         turn.keeping(choose)()
     time("another")
     assert did == ["alone", "as it is", "failed", "others", "alone", "another", "others"]
-
-
-@pytest.mark.parametrize(
-    ("runs_s", "ms", "by_torch"),
-    [
-        ([SLOW_S / 2], 7.0, True),
-        ([SLOW_S, SLOW_S / 2], 7.0, True),  # what the first run loaded is not its time
-        ([2 * SLOW_S, 1.5], 1500.0, False),
-        ([VERY_SLOW_S], 1000.0, False),
-    ],
-)
-def test_what_is_slow_runs_twice_at_most_and_is_not_left_to_torch(runs_s, ms, by_torch, did):
-    now, took, pending = [0.0], iter(runs_s), []
-
-    def wait():
-        now[0] += sum(pending)
-        pending.clear()
-
-    def torchs_own(_benchmarker, _call, rep):
-        did.append(rep)
-        return 7.0
-
-    time_ms = timing_slow_ones_once(torchs_own, lambda: now[0], wait)
-    pending.append(100.0)  # of others, enqueued before
-    assert time_ms(None, lambda: pending.append(next(took)), rep=40) == ms
-    assert did == ([40] if by_torch else [])
-    assert next(took, None) is None

@@ -19,12 +19,11 @@ from kagent_sandbox.device.baseline_calls import (
     MeasuredBaseline,
     make_call,
 )
-from kagent_sandbox.device.compile_only import refusing_lacks
-from kagent_sandbox.device.coordinate_descent import compiling_side_by_side
 from kagent_sandbox.device.cuda.driver import GpuError
 from kagent_sandbox.device.cuda.memory import make_current
 from kagent_sandbox.device.cuda.timing import Clock, Graph, Work
 from kagent_sandbox.device.plan_ops import void
+from kagent_sandbox.device.variants import choosing_variants
 
 _WARM_UP = 3  # calls before a capture: compiling, autotuning, lazy loading
 _TRIAL_SAMPLES = 12
@@ -140,8 +139,7 @@ def measurer(index: int) -> Callable[[BaselineCall], MeasuredBaseline]:
         compiles = call.name in COMPILE_MODES  # importing the compiler takes seconds
         with contextlib.ExitStack() as stack:
             if compiles:
-                stack.enter_context(refusing_lacks(clock.device))
-                stack.enter_context(compiling_side_by_side())
+                stack.enter_context(choosing_variants(clock.device))
             with torch.cuda.stream(clock.stream):
                 function = make_call(call, clock.device)
             baseline = ready(function, clock)

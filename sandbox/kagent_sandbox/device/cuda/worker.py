@@ -20,17 +20,11 @@ from kagent_sandbox.data.records import from_json, to_json
 from kagent_sandbox.data.verdict import Status
 from kagent_sandbox.device import compiler_cache, device_memory
 from kagent_sandbox.device.baseline_calls import BaselineCall, ReadyBaseline, make_call
-from kagent_sandbox.device.compile_only import (
-    GO_ON,
-    TIME,
-    WAITS,
-    compile_only,
-    refusing_lacks,
-)
-from kagent_sandbox.device.coordinate_descent import compiling_side_by_side
+from kagent_sandbox.device.compile_only import GO_ON, TIME, WAITS, compile_only
 from kagent_sandbox.device.cuda import ceilings as gpu_ceilings
 from kagent_sandbox.device.cuda.baselines import ready
 from kagent_sandbox.device.cuda.executor import Executor
+from kagent_sandbox.device.variants import choosing_variants
 from kagent_sandbox.process.channel import ChannelClosed, Message
 
 if TYPE_CHECKING:
@@ -158,7 +152,7 @@ class _Server:
         for key, call in self._calls(request):
             had_bytes = device_memory.begin_request(executor.clock.device)
             try:
-                with refusing_lacks(executor.clock.device), compiling_side_by_side():
+                with choosing_variants(executor.clock.device):
                     with torch.cuda.stream(executor.clock.stream):
                         function = make_call(call, executor.clock.device)
                     baseline = ready(function, executor.clock)
