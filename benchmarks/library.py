@@ -480,6 +480,12 @@ def unknown_to(session: Session, stage: str) -> list[str]:
     return [n for n, f in found.items() if f is None or not f.get("clean", True)]
 
 
+def _command(arguments: Sequence[str]) -> str:
+    """This call, with the last part of paths: folders of a machine tell nobody else anything."""
+    words = [Path(word).name if Path(word).is_absolute() else word for word in arguments]
+    return " ".join(["python benchmarks/library.py", *words])
+
+
 def gather(session: Session) -> dict[str, Any]:
     """All results of the library's operators: figures.json."""
     disk = exported(session)
@@ -488,7 +494,7 @@ def gather(session: Session) -> dict[str, Any]:
     return {
         "library": disk.library.version if disk is not None else "",
         "date": time.strftime("%Y-%m-%d"),
-        "command": " ".join(["python benchmarks/library.py", *sys.argv[1:]]),
+        "command": _command(sys.argv[1:]),
         "operators": {n: {s: f for s, f in of.items() if f} for n, of in found.items()},
     }
 

@@ -134,10 +134,28 @@ def memory():
 def changed(before, after):
     """What differs, in words."""
     return [
-        f"{key}: {str(after[key])[:300]}, and was {str(value)[:300]}"
+        f"{key}: {difference(value, after[key], named_thread if key == 'threads' else str)}"
         for key, value in before.items()
         if after[key] != value
     ]
+
+
+def difference(before, after, words):
+    """Of lists, which may be long: what came, in these words, and what went."""
+    if isinstance(before, list) and isinstance(after, list):
+        new = [words(item) for item in after if item not in before]
+        gone = [item for item in before if item not in after]
+        return f"new: {str(new)[:300]}, gone: {str(gone)[:300]}"
+    return f"{str(after)[:300]}, and was {str(before)[:300]}"
+
+
+def named_thread(number):
+    """A thread's id, with its name where it still runs."""
+    try:
+        with open(f"/proc/self/task/{number}/comm", encoding="utf-8") as name:
+            return f"{number} {name.read().strip()}"
+    except OSError:
+        return number
 
 
 def keeps_memory(call):

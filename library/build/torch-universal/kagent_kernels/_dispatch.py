@@ -16,6 +16,7 @@ import torch
 
 from . import _devices, _kernels
 from ._portfolio import Chosen, DeviceEntry, Portfolio, ReferenceCall, Size, read_portfolio
+from ._repeated import LANGUAGES, Repeated
 
 _FOLDER = Path(__file__).parent
 _NOT_THE_CALLERS = (f"{_FOLDER}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}")
@@ -142,6 +143,8 @@ class Dispatch:
                 return None
             self.loaded[kernel.id, config] = function
         guard = device if device.type == "cuda" and torch.cuda.device_count() > 1 else None
+        if kernel.language in LANGUAGES:
+            function = Repeated(function)
         return Call(function, kernel.id, kernel.pitched, guard)
 
     def _warn(self, about: str, reason: str) -> None:

@@ -1,0 +1,444 @@
+"""Calls of Triton kernels, repeated without their host function.
+
+A host function decides by its arguments' shapes, strides and dtypes what it allocates and launches:
+it was checked as a plan, which knows nothing else of them. In Python, and with all that Triton asks
+before a launch, this can take longer than a kernel. So a call of each kind is recorded once, its
+allocations, views, fills and launches. Later ones do the same with their own tensors.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import itertools
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+LANGUAGES = ("triton", "gluon")
+"""Languages of kernels that Triton launches."""
+
+_Slots = list[Any]  # tensors; None where one is not needed any more
+_Do = Callable[[_Slots, int], object]
+_Repeat = Callable[[Sequence[torch.Tensor]], Any]
+
+_JIT, _COMPILER = "triton.runtime.jit", "triton.compiler.compiler"
+_IMPORTED = {"torch", "triton", *sys.stdlib_module_names}
+_ALIGNMENT = 512  # bytes: of torch's allocator; a host function may look at an address
+_aten = torch.ops.aten
+_ALLOCATES = {
+    _aten.empty.memory_format,
+    _aten.empty_strided.default,
+    _aten.empty_permuted.default,
+    _aten.empty_like.default,
+    _aten.new_empty.default,
+    _aten.new_empty_strided.default,
+}
+_FILLS = {
+    _aten.zeros.default,
+    _aten.zeros_like.default,
+    _aten.new_zeros.default,
+    _aten.ones.default,
+    _aten.ones_like.default,
+    _aten.new_ones.default,
+    _aten.full.default,
+    _aten.full_like.default,
+    _aten.new_full.default,
+}
+_IN_PLACE = {_aten.zero_.default, _aten.fill_.Scalar}
+
+
+class Repeated:
+    """A host function for calls that agree in shapes, dtypes, device and numbers.
+
+    The first call that comes to its end has compiled kernels, and the one after it is recorded.
+    What cannot be repeated is called as it is: a host function that launches nothing through
+    Triton, computes with torch, keeps tensors between calls, or whose file imports more than torch,
+    Triton and the standard library.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._called = False  # to the end
+        self._repeat: _Repeat | None = None
+        self._run: object = None  # Triton's, as it was then: tools that change it see all launches
+        self._numbers = ""
+        self._possible = _launches_by_triton_alone(function)
+
+    def __call__(self, *args: Any) -> Any:
+        """Call it, or do again what it did."""
+        if not self._possible:
+            return self._function(*args)
+        given = [a for a in args if isinstance(a, torch.Tensor)]
+        for tensor in given:
+            if not tensor.is_contiguous() or tensor.data_ptr() % _ALIGNMENT:
+                return self._function(*args)
+        # 0.0 and -0.0 are one key of a dictionary, and so are 1 and True.
+        others = [a for a in args if not isinstance(a, torch.Tensor)]
+        numbers = repr(others) if others else ""
+        if self._repeat is not None:
+            if numbers == self._numbers and sys.modules[_JIT].JITFunction.run is self._run:
+                return self._repeat(given)
+            return self._function(*args)
+        watching = _watching()
+        if not self._called or _overlap(given) or not watching.acquire(blocking=False):
+            result = self._function(*args)
+            self._called = True
+            return result
+        try:
+            run = sys.modules[_JIT].JITFunction.run
+            result, repeat = _record(self._function, args, given)
+        finally:
+            watching.release()
+        self._run, self._numbers, self._possible = run, numbers, repeat is not None
+        self._repeat = repeat
+        return result
+
+
+def _watching() -> threading.Lock:
+    """Held while Triton's launch is watched, by any copy of any library of this process."""
+    lock: threading.Lock = vars(sys.modules[_JIT]).setdefault("_kagent_watching", threading.Lock())
+    return lock
+
+
+def _overlap(given: Sequence[torch.Tensor]) -> bool:
+    """Whether contiguous tensors share memory: nothing tells then which one a view is of."""
+    ranges = sorted((t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()) for t in given)
+    return any(end > start for (_, end), (start, _) in itertools.pairwise(ranges))
+
+
+@functools.cache
+def _launches_by_triton_alone(function: Callable[..., Any]) -> bool:
+    """Whether nothing but Triton and torch can launch, by the imports of the function's file."""
+    if os.environ.get("TRITON_INTERPRET") == "1" or not {_JIT, _COMPILER} <= set(sys.modules):
+        return False
+    file = getattr(sys.modules[function.__module__], "__file__", None)
+    if file is None:
+        return False
+    for node in ast.walk(ast.parse(Path(file).read_text(encoding="utf-8"))):
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            names = ["." if node.level else str(node.module)]
+        if not {name.partition(".")[0] for name in names} <= _IMPORTED:
+            return False
+    return True
+
+
+def _record(
+    function: Callable[..., Any], args: Sequence[Any], given: Sequence[torch.Tensor]
+) -> tuple[Any, _Repeat | None]:
+    """The result of a call, and what repeats it; None if it cannot be repeated."""
+    jit, compiled = sys.modules[_JIT].JITFunction, sys.modules[_COMPILER].CompiledKernel
+    run, launcher = jit.run, compiled.run
+    launcher_of = getattr(launcher, "fget", None)  # a property makes it when it is needed
+    if not given or launcher_of is None:
+        return function(*args), None
+    here, tape = threading.get_ident(), _Tape(given)
+
+    def ours() -> bool:
+        return tape.open and threading.get_ident() == here
+
+    def watched_run(self: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> Any:
+        if not ours():
+            return run(self, *args, grid=grid, warmup=warmup, **named)
+        sizes: list[Any] = []
+
+        def asked(meta: Any) -> Any:
+            sizes.append(grid(meta))
+            return sizes[-1]
+
+        kernel = run(self, *args, grid=asked if callable(grid) else grid, warmup=warmup, **named)
+        if not warmup:
+            tape.launched(self, kernel, sizes[-1] if sizes else grid, args, named)
+        return kernel
+
+    def watched_launcher(self: Any) -> Any:
+        if ours():
+            tape.begun += 1  # by whatever way: a compiled kernel can be launched, too
+        return launcher_of(self)
+
+    watches = ((jit, run, watched_run), (compiled, launcher, property(watched_launcher)))
+    for owner, _, watch in watches:
+        owner.run = watch
+    try:
+        with tape:
+            given[0].view(given[0].shape)  # which the tape sees, or nothing else
+            result = function(*args)
+    finally:
+        tape.open = False
+        # Others may have taken their places meanwhile: they have seen what the tape has not.
+        alone = all(owner.run is watch for owner, _, watch in watches)
+        for owner, before, watch in watches:
+            if owner.run is watch:
+                owner.run = before
+    return result, tape.repeating(result) if alone else None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """The tensor in a slot."""
+
+    slot: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Made:
+    """An argument that has tensors of slots in it."""
+
+    slots: tuple[int, ...]
+    make: Callable[[_Slots], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """A part of a call: does it with the slots, and on a stream."""
+
+    do: _Do
+    reads: set[int]
+    makes: range
+
+
+class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """One call: a step for each allocation, view, fill and launch.
+
+    A step appends the tensors that it makes to the slots, which begin with the call's arguments.
+    The tape keeps no tensor: what a host function frees can be used again while it is recorded.
+    """
+
+    def __init__(self, given: Sequence[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.open, self.begun = True, 0
+        self._steps: list[_Step] = []
+        self._given = self._count = len(given)
+        self._launches = self._seen = 0
+        # Slots by place, for each storage: a storage that is gone may have given its name away.
+        self._slot: dict[int, dict[object, int]] = {}
+        self._device, self._dtype = given[0].device, given[0].dtype
+        self._exact = True
+        self._stream_of = sys.modules["triton"].runtime.driver.active.get_current_stream
+        self._index = self._device.index or 0
+        self._stream = self._stream_of(self._index)
+        for i, tensor in enumerate(given):
+            self._slot.setdefault(_storage(tensor), {})[_place(tensor)] = i
+
+    def __torch_dispatch__(
+        self, func: Any, _types: object, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """Have torch do it, and note it."""
+        self._seen += 1
+        named: Mapping[str, Any] = kwargs or {}
+        result = func(*args, **named)
+        made = result if isinstance(result, list | tuple) else [result]
+        if not all(isinstance(t, torch.Tensor) and t.device == self._device for t in made):
+            self._exact = False
+        elif func in _ALLOCATES and made[0].layout is torch.strided and not made[0].is_pinned():
+            self._allocated(made[0], self._allocation(made[0]))
+        elif func in _FILLS:
+            self._allocated(made[0], *self._operation(func, args, named))
+        elif func in _IN_PLACE:
+            self._add(*self._operation(func, args, named), made)
+        elif func.is_view:
+            self._viewed(func, args, named, made)
+        else:
+            self._exact = False
+        return result
+
+    def launched(
+        self, function: Any, kernel: Any, grid: Any, args: Sequence[Any], named: Mapping[str, Any]
+    ) -> None:
+        """Note a launch: of this compiled kernel, with arguments in the order of its parameters."""
+        if type(kernel) is not sys.modules[_COMPILER].CompiledKernel:
+            self._exact = False
+            return
+        parameters = function.signature.parameters
+        own = {name: value for name, value in named.items() if name in parameters}
+        bound = function.signature.bind(*args, **own)
+        bound.apply_defaults()
+        # What is not launched with these arguments alone: other streams, memory that Triton asks
+        # the caller's allocator for, hooks.
+        scratch = getattr(kernel.metadata, "global_scratch_size", 0)
+        if function.pre_run_hooks or scratch or self._stream_of(self._index) != self._stream:
+            self._exact = False
+            return
+        values = [self._placed(value) for value in bound.arguments.values()]
+        self._launches += 1
+        runner, arguments = kernel[(*grid, 1, 1)[:3]], _arguments(values)
+
+        def step(slots: _Slots, stream: int) -> None:
+            runner(*arguments(slots), stream=stream)
+
+        self._add(step, _read(values), [])
+
+    def repeating(self, result: Any) -> _Repeat | None:
+        """A function that does it all again; None if something was seen that cannot be."""
+        several = isinstance(result, tuple)
+        leaves = result if several else (result,)
+        results = [None if leaf is None else self._slot_of(leaf) for leaf in leaves]
+        if not self._exact or not self._seen or not 0 < self._launches == self.begun:
+            return None
+        steps, index, stream_of = self._freeing(results), self._index, self._stream_of
+
+        def repeat(given: Sequence[torch.Tensor]) -> Any:
+            slots: _Slots = list(given)
+            stream = stream_of(index)
+            for step, done in steps:
+                step(slots, stream)
+                for i in done:  # a host function would have freed it by then
+                    slots[i] = None
+            found = tuple(None if at is None else slots[at] for at in results)
+            return found if several else found[0]
+
+        return repeat
+
+    def _freeing(self, results: Sequence[int | None]) -> list[tuple[_Do, tuple[int, ...]]]:
+        """The steps, each with the slots that nothing needs after it."""
+        kept, last = {*range(self._given), *results}, {}
+        for at, step in enumerate(self._steps):
+            last.update(dict.fromkeys({*step.reads, *step.makes} - kept, at))
+        freed: list[list[int]] = [[] for _ in self._steps]
+        for slot, at in last.items():
+            freed[at].append(slot)
+        return [(s.do, tuple(f)) for s, f in zip(self._steps, freed, strict=True)]
+
+    # -- steps -------------------------------------------------------------------------------------
+
+    def _add(self, do: _Do, reads: set[int], made: Sequence[torch.Tensor]) -> None:
+        """Add a step, which makes tensors that may be known already."""
+        first = self._count
+        for tensor in made:
+            self._slot.setdefault(_storage(tensor), {}).setdefault(_place(tensor), self._count)
+            self._count += 1
+        self._steps.append(_Step(do, reads, range(first, self._count)))
+
+    def _allocated(self, tensor: torch.Tensor, do: _Do, reads: set[int] | None = None) -> None:
+        self._slot.pop(_storage(tensor), None)  # of one that is gone
+        self._add(do, reads or set(), [tensor])
+
+    def _allocation(self, like: torch.Tensor) -> _Do:
+        """An empty tensor of the same kind. The way with the fewest words for torch to read is the
+        fastest.
+        """
+        size, stride, dtype = tuple(like.shape), like.stride(), like.dtype
+        if dtype == self._dtype:
+            return lambda slots, _: slots.append(slots[0].new_empty_strided(size, stride))
+        return lambda slots, _: slots.append(slots[0].new_empty_strided(size, stride, dtype=dtype))
+
+    def _viewed(
+        self, func: Any, args: Sequence[Any], named: Mapping[str, Any], made: Sequence[torch.Tensor]
+    ) -> None:
+        of = args[0]
+        plain = all(
+            (t.dtype, t.is_conj(), t.is_neg()) == (of.dtype, of.is_conj(), of.is_neg())
+            for t in made
+        )
+        base = self._slot_of(of) or 0
+        for tensor in made if plain else ():
+            if _place(tensor) not in self._slot.get(_storage(tensor), {}):
+                self._add(_view(base, of, tensor), {base}, [tensor])
+        if not plain:
+            self._add(*self._operation(func, args, named), made)
+
+    def _operation(
+        self, func: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]
+    ) -> tuple[_Do, set[int]]:
+        values = [self._placed(value) for value in args]
+        arguments = _arguments(values)
+
+        def step(slots: _Slots, _stream: int) -> None:
+            made = func(*arguments(slots), **named)
+            slots.extend(made if isinstance(made, list | tuple) else (made,))
+
+        return step, _read(values)
+
+    # -- places ------------------------------------------------------------------------------------
+
+    def _slot_of(self, value: Any) -> int | None:
+        found = None
+        if isinstance(value, torch.Tensor):
+            found = self._slot.get(_storage(value), {}).get(_place(value))
+        if found is None:
+            self._exact = False
+        return found
+
+    def _placed(self, value: Any) -> Any:
+        """The value, or a `_Place` or `_Made` for what has tensors in it."""
+        if isinstance(value, torch.Tensor):
+            return _Place(self._slot_of(value) or 0)
+        if isinstance(value, tuple | list):
+            items = [self._placed(item) for item in value]
+            if any(isinstance(item, _Place | _Made) for item in items):
+                kind, arguments = tuple if isinstance(value, tuple) else list, _arguments(items)
+                return _Made(tuple(_read(items)), lambda slots: kind(arguments(slots)))
+            return value
+        tensors = [k for k, v in getattr(value, "__dict__", {}).items() if _has_memory(v)]
+        if tensors == ["base"] and dataclasses.is_dataclass(value):  # a tensor descriptor
+            slot, described = self._slot_of(vars(value)["base"]) or 0, type(value)
+            own = {k: list(v) if isinstance(v, list) else v for k, v in vars(value).items()}
+            del own["base"]
+            return _Made((slot,), lambda slots: _described(described, own, slots[slot]))
+        if tensors or _has_memory(value):
+            self._exact = False
+        return value
+
+
+def _has_memory(value: object) -> bool:
+    return hasattr(value, "data_ptr")
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    name: int = tensor.untyped_storage()._cdata  # noqa: SLF001
+    return name
+
+
+def _place(tensor: torch.Tensor) -> object:
+    """Properties that Python objects of one tensor share: autograd makes several of a view."""
+    flags = tensor.dtype, tensor.is_conj(), tensor.is_neg()
+    return tensor.storage_offset(), tensor.shape, tensor.stride(), flags
+
+
+def _described(kind: type, own: Mapping[str, Any], base: torch.Tensor) -> Any:
+    """A tensor descriptor as it was, of another tensor; its checks are known to pass."""
+    made: Any = object.__new__(kind)
+    vars(made).update(own, base=base)
+    return made
+
+
+def _view(base: int, of: torch.Tensor, made: torch.Tensor) -> _Do:
+    size, stride = tuple(made.shape), made.stride()
+    further = made.storage_offset() - of.storage_offset()
+
+    def step(slots: _Slots, _stream: int) -> None:
+        tensor = slots[base]
+        slots.append(tensor.as_strided(size, stride, tensor.storage_offset() + further))
+
+    return step
+
+
+def _read(values: Sequence[Any]) -> set[int]:
+    """The slots among values."""
+    places = {v.slot for v in values if isinstance(v, _Place)}
+    return places.union(*(v.slots for v in values if isinstance(v, _Made)))
+
+
+def _arguments(values: Sequence[Any]) -> Callable[[_Slots], list[Any]]:
+    """A function that puts tensors of slots in their places among values that stay."""
+    template = [None if isinstance(v, _Place | _Made) else v for v in values]
+    places = [(i, v.slot) for i, v in enumerate(values) if isinstance(v, _Place)]
+    made = [(i, v.make) for i, v in enumerate(values) if isinstance(v, _Made)]
+
+    def arguments(slots: _Slots) -> list[Any]:
+        found = template.copy()
+        for i, slot in places:
+            found[i] = slots[slot]
+        for i, make in made:
+            found[i] = make(slots)
+        return found
+
+    return arguments
