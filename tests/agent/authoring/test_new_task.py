@@ -92,6 +92,21 @@ def test_the_reference_is_in_float64_also_where_the_code_names_a_dtype():
     assert torch.equal(space["eager"](x=x), mixed(x))
 
 
+def test_the_reference_is_in_float64_also_where_all_arguments_are_whole_numbers():
+    def luma(image):
+        red, green, blue = image.float().unbind(-1)
+        return (0.299 * red + 0.587 * green + 0.114 * blue) / 255
+
+    image = torch.arange(24, dtype=torch.uint8).reshape(2, 4, 3) * 10
+    space = {}
+    exec(written(traced(luma, image)), space)
+    wide = space["reference"](image=image)
+    assert wide.dtype == torch.float64
+    assert torch.equal(space["eager"](image=image), luma(image))
+    torch.testing.assert_close(wide, luma(image).double(), rtol=1e-6, atol=0)
+    assert "torch.dtype" not in written(traced(lambda x: x * 3 + 1, image.int()))
+
+
 def test_a_gradient_is_a_task():
     operation = make_operation(RMSNorm(16), torch.randn(8, 16), backward=True)
     found = trace(operation, every_axis(operation))

@@ -694,3 +694,88 @@ def test_softmaxs_gradient_has_infinities_where_torch_has_them():
             tensor[torch.rand(tensor.shape, generator=generator) < 0.05] = value
         found = decompositions.plain_loops("cpu", ())[op](grad, y, -1, torch.float32)
         torch.testing.assert_close(found, op(grad, y, -1, torch.float32), equal_nan=True)
+
+
+LOOPS = """extern "C" void sums(const float* x, float* y, float* z, int64_t n, int64_t m) {
+  double tmp_acc0 = 0;
+  #pragma omp parallel reduction(+:tmp_acc0)
+  {
+    double tmp_acc0_local = 0;
+    #pragma omp for schedule(static)
+    for (int64_t x0 = 0; x0 < n * m; ++x0) {
+      auto tmp0 = x[x0];
+      tmp_acc0_local = tmp_acc0_local + tmp0;
+    }
+    tmp_acc0 = tmp_acc0 + tmp_acc0_local;
+  }
+  z[0] = tmp_acc0;
+  for (int64_t x0 = 0; x0 < n; ++x0) {
+    double tmp_acc0 = 0;
+    for (int64_t x1 = 0; x1 < m; ++x1) {
+      auto tmp0 = x[x1 + m*x0];
+      tmp_acc0 = tmp_acc0 + tmp0;
+    }
+    float tmp_acc1 = 0;
+    for (int64_t x1 = 0; x1 < m; ++x1) {
+      auto tmp0 = x[x1 + m*x0];
+      tmp_acc1 = tmp_acc1 > tmp0 ? tmp_acc1 : tmp0;
+      tmp_acc0 = tmp_acc0 + tmp0;
+    }
+    for (int64_t x1 = 0; x1 < m; ++x1) {
+      auto tmp0 = static_cast<int64_t>(x[x1 + m*x0]);
+      y[tmp0] = tmp0;
+    }
+    y[x0] = tmp_acc0 + tmp_acc1;
+  }
+}
+"""
+
+
+def test_only_loops_that_do_nothing_but_sum_may_do_so_in_any_order(tmp_path):
+    text = cpp._summing(LOOPS)
+    assert text.count("#pragma omp simd reduction(+:tmp_acc0)\n") == 1
+    assert text.count("#pragma omp simd reduction(+:tmp_acc0_local)\n") == 1
+    assert text.count("#pragma omp simd") == 2
+    assert "for (int64_t x0_block = 0; x0_block < n * m; x0_block += 1024) {" in text
+    check = """
+#include <cstdint>
+#include <cstdio>
+LOOPS
+int main() {
+  static float x[3 * 1111], y[3333], z[1];
+  for (int i = 0; i < 3 * 1111; ++i) x[i] = i % 7;
+  sums(x, y, z, 3, 1111);
+  std::printf("%g", z[0]);
+}
+"""
+    (tmp_path / "sums.cpp").write_text(check.replace("LOOPS", text))
+    program = tmp_path / "sums"
+    subprocess.run(
+        ["g++", "-O2", "-fopenmp", "-Wall", "-Werror", "-o", program, tmp_path / "sums.cpp"],
+        check=True,
+    )
+    said = subprocess.run([program], check=True, capture_output=True, text=True).stdout
+    assert float(said) == sum(i % 7 for i in range(3333))
+
+
+def test_a_difference_of_a_large_and_a_small_number_keeps_its_order(tmp_path):
+    """g++ made x - max - log(sum) into x - (max + log(sum)), without the last digits."""
+    (tmp_path / "kernel.cpp").write_text("""
+#include <cstdio>
+#include <cstdlib>
+void shifted(const float* x, float top, float small, float* y, int n) {
+  for (int i = 0; i < n; ++i) y[i] = float(float(x[i] - top) - small);
+}
+int main(int, char** words) {
+  float x[64], y[64];
+  for (int i = 0; i < 64; ++i) x[i] = 30.0f;
+  shifted(x, std::atof(words[1]), std::atof(words[2]), y, 64);
+  std::printf("%.9g", y[63]);
+}
+""")
+    program = tmp_path / "kernel"
+    subprocess.run(
+        ["g++", "-O3", *cpp._OPTIONS, "-o", program, tmp_path / "kernel.cpp"], check=True
+    )
+    said = subprocess.run([program, "30", "2.4e-5"], check=True, capture_output=True, text=True)
+    assert float(said.stdout) == pytest.approx(-2.4e-5, rel=1e-6)

@@ -29,6 +29,13 @@ def test_shapes_are_formulas_and_equalities_are_kept():
     assert pooled.results[0].shape == ("B", "C", "((L - 1) // 2) + 1")
 
 
+def test_sizes_of_what_is_padded_vary():
+    """torch's C++ code of padding asks for sizes as numbers."""
+    found = traced(lambda x: x + F.pad(x, (0, 0, 1, 0))[:, :-1], torch.randn(8, 32, 16))
+    assert found.results[0].shape == ("B", "M", "N")
+    assert evaluate(found.elements, {"B": 2, "M": 3, "N": 5}) == 2 * 4 * 5 + 2 * 3 * 5
+
+
 def test_ratios_stay_and_what_cannot_vary_is_fixed():
     heads = make_operation(lambda x: x.view(x.shape[0], -1, 16).softmax(-1), torch.randn(24, 64))
     room = find_room(heads)

@@ -27,6 +27,7 @@ def reference_py(draft: TaskDraft) -> str:
     typed = [f"{n}: torch.Tensor" for n in names]
     typed += [f"{n}: {type(v).__name__}" for n, v in numbers.items()]
     lines, results = _code(draft)
+    chosen = _chosen_dtype(draft)
     written = [draft.trace.operation.examples[i] for i in draft.trace.written]
     wide = [
         f"        {e.name}={e.name}.double(),"
@@ -35,6 +36,8 @@ def reference_py(draft: TaskDraft) -> str:
         for e in arguments
     ]
     wide += [f"        {n}={n}," for n in numbers]
+    if chosen:
+        wide.append(f"        {chosen}=torch.float64,")
     copies = [
         f"    {e.name} = {e.name}.to(torch.float64, copy=True)"
         if e.dtype.is_floating_point
@@ -83,7 +86,11 @@ def reference_py(draft: TaskDraft) -> str:
             *tail,
             "",
             "",
-            *broken("def eager(", ["*", *typed], f") -> {_kind(len(results))}:"),
+            *broken(
+                "def eager(",
+                ["*", *typed, *_with_default(draft, chosen)],
+                f") -> {_kind(len(results))}:",
+            ),
             '    """The operations of torch that the function came down to."""',
             *(f"    {line}" for line in lines),
             *([f"    return {', '.join(results)}"] if results else []),
@@ -118,7 +125,11 @@ def _rule(draft: TaskDraft, typed: Sequence[str], wide: Sequence[str]) -> list[s
         *"\n".join(rules).splitlines(),
         "",
         "",
-        *broken("def _decided_by(", ["*", *typed], ") -> tuple[torch.Tensor, ...]:"),
+        *broken(
+            "def _decided_by(",
+            ["*", *typed, *_with_default(draft, _chosen_dtype(draft))],
+            ") -> tuple[torch.Tensor, ...]:",
+        ),
         '    """Values that indices point into, and values that were rounded."""',
         *body,
         f"    return ({', '.join(values)},)",
@@ -144,28 +155,54 @@ def _helpers(draft: TaskDraft) -> list[str]:
     return ["from kagent_sandbox.draws import draw_kinds, draw_rows"] if draft.varied else []
 
 
+def _anchor(draft: TaskDraft) -> str | None:
+    """The argument whose dtype tells the reference from torch's own implementation."""
+    floats = [e for e in draft.arguments if e.dtype.is_floating_point]
+    return next(
+        (e.name for e in floats if e.dtype == draft.dtype), floats[0].name if floats else None
+    )
+
+
+def _chosen_dtype(draft: TaskDraft) -> str:
+    """Name of the parameter that says what floating-point dtype is made of whole numbers; empty
+    where an argument says it.
+    """
+    values = [n.meta.get("val") for n in draft.trace.graph.graph.nodes]
+    made = any(isinstance(v, torch.Tensor) and v.is_floating_point() for v in values)
+    if _anchor(draft) is not None or not made:
+        return ""
+    taken = {e.name for e in draft.arguments} | set(draft.trace.operation.numbers)
+    name = "made"
+    while name in taken | set(draft.trace.dims):
+        name += "_"
+    return name
+
+
+def _with_default(draft: TaskDraft, chosen: str) -> list[str]:
+    return [f"{chosen}: torch.dtype = {draft.dtype}"] if chosen else []
+
+
 def _code(draft: TaskDraft, *wanted: Node) -> tuple[list[str], list[str]]:
     """Lines of the operation, and the names of its results; or of nodes that it computes."""
     trace = draft.trace
     placeholders = [n for n in trace.graph.graph.nodes if n.op == "placeholder"]
     examples = trace.operation.examples
     names = {p.name: e.name for p, e in zip(placeholders, examples, strict=True)}
-    floats = [e for e in draft.arguments if e.dtype.is_floating_point]
-    anchor = next((e.name for e in floats if e.dtype == draft.dtype), None)
-    anchor = anchor or (floats[0].name if floats else None)
+    anchor, chosen = _anchor(draft), _chosen_dtype(draft)
+    own = f"{anchor}.dtype" if anchor is not None else chosen
 
     def dtype(value: torch.dtype) -> str:
         # In the reference's float64 all others are float64, too.
-        if anchor is None or not value.is_floating_point or value.itemsize == 1:
+        if not value.is_floating_point or value.itemsize == 1:
             return str(value)
         if value == draft.dtype and value in HALVES:
-            return f"{anchor}.dtype"
-        return f"torch.promote_types({anchor}.dtype, {value})"
+            return own
+        return f"torch.promote_types({own}, {value})"
 
     writer = CodeWriter(
         trace.graph,
         names=names,
-        taken={*trace.dims, *trace.operation.numbers, "aten", "torch", "math"},
+        taken={*trace.dims, *trace.operation.numbers, chosen, "aten", "torch", "math"},
         size=trace.text,
         device=f"{draft.arguments[0].name}.device",
         dtype=dtype,

@@ -13,7 +13,10 @@ from kagent_sandbox.data.task import Task
 from kagent.authoring.inductor.host import host_function, kernels_of, wrapped
 from kagent.authoring.inductor.trace import NoSeed, Traced
 
-_OPTIONS = ("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math")
+# Not -fassociative-math: of x - max - log(sum) it makes x - (max + log(sum)), which loses the
+# logarithm's last digits. Loops that sum say so themselves: see `_summing`.
+_OPTIONS = ("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros")
+_BLOCK = 1024  # elements of a block in a sum that threads share
 _WORTH_TRYING = {
     "SCHEDULE": ("static", ["static", "dynamic", "guided"]),
     "VECTOR_BITS": (256, [128, 256, 512]),
@@ -187,7 +190,66 @@ def _kernel(text: str, name: str) -> str:
     text = re.sub(r"\bfloat (tmp_acc\d+(?:_local)? = 0;)", r"double \1", text)
     head, brace, rest = text.partition("{")
     text = re.sub(r"\s*\n\s*", " ", head.strip()) + "\n" + brace + rest
-    return _indented(text)
+    return _summing(_indented(text))
+
+
+def _summing(text: str) -> str:
+    """The text, with a word for the compiler at innermost loops that sum: in any order."""
+    lines: list[str] = []
+    opened: list[int] = []  # first lines of loops and blocks that are not closed yet
+    for line in text.splitlines():
+        lines.append(line)
+        if line.endswith("{"):
+            opened.append(len(lines) - 1)
+        elif line.strip() == "}":
+            first = opened.pop()
+            if clauses := _reductions(lines[first:-1]):
+                shared = lines[first - 1].strip().startswith("#pragma omp for")
+                lines[first:] = _in_any_order(lines[first:], clauses, shared=shared)
+    return "\n".join(lines)
+
+
+def _in_any_order(loop: Sequence[str], clauses: str, *, shared: bool) -> list[str]:
+    """A loop whose sums may be made in any order. One that threads share becomes one of blocks,
+    each of which may: what is a thread's own cannot be a sum of the loop that they share.
+    """
+    head = loop[0].strip()
+    indent = loop[0][: -len(head)]
+    pragma = f"#pragma omp simd {clauses}"
+    if not shared:
+        return [indent + pragma, *loop]
+    found = re.fullmatch(r"for \(int64_t (\w+) = 0; \1 < (.*); \+\+\1\) \{", head)
+    if found is None:
+        return list(loop)
+    index, end = found.groups()
+    of, to = f"{index}_block", f"{index}_end"
+    return [
+        f"{indent}for (int64_t {of} = 0; {of} < {end}; {of} += {_BLOCK}) {{",
+        f"{indent}  const int64_t {to} = {of} + {_BLOCK} < {end} ? {of} + {_BLOCK} : {end};",
+        f"{indent}  {pragma}",
+        f"{indent}  for (int64_t {index} = {of}; {index} < {to}; ++{index}) {{",
+        *(f"  {line}" for line in loop[1:]),
+        f"{indent}}}",
+    ]
+
+
+def _reductions(loop: Sequence[str]) -> str:
+    """Clauses of an innermost loop in which nothing but sums and products goes from one turn to
+    the next; empty for any other.
+    """
+    head, body = loop[0].strip(), [x.strip() for x in loop[1:]]
+    if not head.startswith("for (") or any(x.endswith("{") or x.startswith("#") for x in body):
+        return ""
+    found: dict[str, str] = {}
+    for line in body:
+        summed = re.fullmatch(r"(tmp_acc\w+) = \1 ([+*]) tmp\d+;", line)
+        own = re.match(r"auto tmp\d+ = |\w+\[[^\[\]]*\] = ", line)
+        scattered = re.match(r"\w+\[[^\[\]]*tmp[^\[\]]*\] = ", line)
+        if summed and found.setdefault(summed[1], summed[2]) == summed[2]:
+            continue
+        if own is None or scattered or "tmp_acc" in line:
+            return ""
+    return " ".join(f"reduction({how}:{name})" for name, how in found.items())
 
 
 def _indented(text: str) -> str:

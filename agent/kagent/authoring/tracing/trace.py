@@ -22,6 +22,7 @@ import torch
 import torch.utils._pytree as pytree
 from kagent_sandbox.data.formula import evaluate
 from sympy.printing.precedence import precedence
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException
@@ -342,9 +343,11 @@ class _Costs(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if count is not None:
             self.products = self.products + count(*args, **(kwargs or {}), out_val=out)
         elif not (func.is_view or func.overloadpacket.__name__ in _NO_WORK):
-            # A reduction computes on what it reads.
-            tensors = [t for t in (*args, *pytree.tree_leaves(out)) if isinstance(t, torch.Tensor)]
-            self.elements = self.elements + max((t.numel() for t in tensors), key=_hint, default=0)
+            results = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
+            if results:  # else it is a question, such as that for a tensor's device
+                # A reduction computes on what it reads.
+                tensors = [*results, *(t for t in args if isinstance(t, torch.Tensor))]
+                self.elements = self.elements + max((t.numel() for t in tensors), key=_hint)
         return out
 
 
@@ -359,7 +362,8 @@ def _hint(value: Any) -> int:
 def _costs(operation: Operation, mode: FakeTensorMode, fakes: Sequence[Any]) -> tuple[Any, Any]:
     """Operations of products, and elements of the others."""
     costs, layers = _Costs(), OneOperation()
-    with torch.no_grad(), mode, costs, layers:
+    # As make_fx runs it: torch's C++ code fixes the sizes of what it pads.
+    with torch.no_grad(), enable_python_dispatcher(), mode, costs, layers:
         operation.call(*fakes)
     return costs.products + layers.products, costs.elements + layers.elements
 
