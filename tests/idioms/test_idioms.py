@@ -43,7 +43,7 @@ def test_the_corpus_is_large_and_balanced():
     assert min(len(refused), len(CORPUS) - len(refused)) >= 20
 
 
-@pytest.mark.sampled(one_in=8)
+@pytest.mark.sampled(one_in=16)
 @pytest.mark.parametrize("path", CORPUS, ids=lambda p: p.stem)
 def test_idiom(path, tracer):  # noqa: F811
     source = path.read_text()

@@ -13,7 +13,7 @@ def cpu_judges(untimed):
         yield judges
 
 
-@pytest.mark.sampled(of="member", one_in=10, each=True)
+@pytest.mark.sampled(of="member", one_in=20)
 @pytest.mark.parametrize("member", with_runs("cpu"))
 def test_on_the_cpu(member, builder, cpu_judges):
     judge = cpu_judges.of(member.task)

@@ -358,7 +358,7 @@ ROWS = SEEDS / "linear_cross_entropy" / "cuda_rows.py"
 ORDERS = [(False, False), (True, True), (False, True), (True, False)]
 
 
-@pytest.mark.sampled(one_in=4)
+@pytest.mark.sampled(one_in=8)
 @pytest.mark.parametrize(
     ("tunables", "dims"),
     [
@@ -449,7 +449,7 @@ def gpu_build(builder):
     return build
 
 
-@pytest.mark.sampled(one_in=4)
+@pytest.mark.sampled(one_in=8)
 @pytest.mark.parametrize(
     ("file", "target"),
     [(f, "sm_90a") for f in GPU] + [(f, "sm_80") for f in GPU if f.stem.startswith("cuda_")],

@@ -159,7 +159,7 @@ def test_tunables_are_declared_with_their_default(file):
         assert len(set(values)) == len(values) > 1
 
 
-@pytest.mark.sampled(one_in=3)
+@pytest.mark.sampled(one_in=6)
 @pytest.mark.parametrize("file", CPP, ids=name_of)
 def test_cpp_seed_computes_its_task(file, monkeypatch):
     task, seed = load_task(file.parent), import_seed(file)
@@ -184,6 +184,7 @@ def test_softmax_of_masked_rows_is_as_torch_has_it():
             assert (y[0, :280] == 0).all()
 
 
+@pytest.mark.nightly
 def test_triton_seeds_compute_their_task_in_the_interpreter():
     folders = [SEEDS / name for name in TASKS]
     run = subprocess.run(
@@ -224,7 +225,7 @@ def gpu_build(builder):
     return build
 
 
-@pytest.mark.sampled(one_in=4)
+@pytest.mark.sampled(one_in=8)
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("file", CUDA, ids=name_of)
 def test_cuda_seed_builds_without_spills(gpu_build, file, target):

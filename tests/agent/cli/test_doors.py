@@ -175,7 +175,7 @@ def first_refusals(builder, task, path):
     return found
 
 
-@pytest.mark.sampled(one_in=4)
+@pytest.mark.sampled(one_in=8)
 def test_first_refusal_is_the_same_at_every_door(builder, tmp_path, path, task):
     file = tmp_path / path.name
     file.write_text(candidate_text(path))
@@ -183,7 +183,7 @@ def test_first_refusal_is_the_same_at_every_door(builder, tmp_path, path, task):
     assert len(set(found.values())) == 1, found
 
 
-@pytest.mark.sampled(one_in=3)
+@pytest.mark.sampled(one_in=6)
 @pytest.mark.parametrize(
     ("body", "status"),
     [

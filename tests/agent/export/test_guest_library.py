@@ -73,6 +73,7 @@ def visited_with(library, visited):
     return run
 
 
+@pytest.mark.nightly
 def test_a_bad_guest_is_told_of_everything_that_it_changed(visited_with):
     done = visited_with(HEAD, IN_CALL)
     assert done.returncode == 1, done.stdout + done.stderr

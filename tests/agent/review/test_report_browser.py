@@ -194,6 +194,7 @@ def test_nothing_that_a_model_wrote_is_run(browser, tmp_path):
     assert browser.get_log("browser") == []
 
 
+@pytest.mark.nightly
 def test_paper_gets_all_of_it(browser, file):
     show(browser, file.as_uri(), scheme="dark")
     pdf = browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})["data"]

@@ -66,6 +66,7 @@ def both(tmp_path_factory):
     return found
 
 
+@pytest.mark.nightly
 def test_forks_that_need_a_kernel_at_the_same_time_compile_it_once(both):
     hashes, compiles = both("right")
     assert hashes[0] == hashes[1]

@@ -47,6 +47,7 @@ def f(x):
     assert answer.plan.peak_bytes == 2 * 64 * 32 * 4
 
 
+@pytest.mark.nightly
 def test_tensors_held_by_a_cycle_are_freed_at_the_next_allocation(tracer):  # noqa: F811
     answer = trace(
         tracer,

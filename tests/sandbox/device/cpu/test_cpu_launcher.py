@@ -33,6 +33,7 @@ from kagent_sandbox.data.plan import (
     TorchOp,
 )
 from kagent_sandbox.data.verdict import Status
+from kagent_sandbox.device.cpu import ceilings
 from kagent_sandbox.device.cpu.arena import CpuArena
 from kagent_sandbox.device.cpu.backend import CpuBackend, shares
 from kagent_sandbox.device.cpu.ceilings import cached_ceilings
@@ -552,6 +553,23 @@ def test_ceilings_are_measured_once(backend, tmp_path, monkeypatch):
     (path,) = (tmp_path / "kagent").glob("ceilings-cpu-*.json")
     path.write_text("{")
     assert backend.ceilings() == first
+
+
+def test_a_product_that_takes_long_is_timed_once_a_round():
+    """In bfloat16 it takes 0.9 s where a processor has none: ceilings took more than a minute."""
+    sampled = []
+
+    class Slow:
+        def sample(self, keys, limit_s):
+            sampled.append(list(keys))
+            return 9e5 if keys[0].startswith("bfloat16") else 50.0
+
+    best = ceilings._best_us(Slow(), ["copy", "bfloat16"], 3)
+    assert best == {"copy": 50.0, "bfloat16": 9e5}
+    assert [keys for keys in sampled if keys[0] == "bfloat160"] == ceilings._ROUNDS * [
+        ["bfloat160"]
+    ]
+    assert ["copy0", "copy1", "copy2"] in sampled
 
 
 def test_a_machine_without_a_compiler_is_refused_before_anything_is_measured(monkeypatch):

@@ -62,7 +62,7 @@ def test_a_sound_task_has_no_holes(tmp_path):
     assert found.eager_eps <= 1
 
 
-@pytest.mark.sampled(one_in=5)
+@pytest.mark.sampled(one_in=10)
 @pytest.mark.parametrize("name", [*task_names(), "../corpus/tasks/rows", "../corpus/tasks/product"])
 def test_our_own_tasks_have_no_holes(name):
     assert check(load_task(resource("seeds") / name), "cpu", CPU).holes == ()
