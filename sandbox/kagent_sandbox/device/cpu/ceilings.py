@@ -43,8 +43,8 @@ _MOST_TURNS = 8  # of the placements in one sample, until it takes long enough
 _SAMPLES = 3
 _ROUNDS = 4  # the best counts: a ceiling that was measured on a busy host would be too low
 _LONG_US = 1e5
-"""What takes as long is timed in one placement, once a round: what caches keep of its operands is
-nothing beside that. torch's product in bfloat16 takes 0.9 s where a processor has none of its own.
+"""A kernel that takes as long is timed in one placement, once a round: what caches keep of its
+operands is nothing beside that. torch's product in bfloat16 takes 0.9 s where a processor has none.
 """
 _PRODUCT = 768  # rows and columns
 _LIMIT_S = 60.0
