@@ -727,6 +727,15 @@ LOOPS = """extern "C" void sums(const float* x, float* y, float* z, int64_t n, i
     }
     y[x0] = tmp_acc0 + tmp_acc1;
   }
+  double tmp_acc2 = 0;
+  #pragma omp parallel for collapse(2) reduction(+:tmp_acc2)
+  for (int64_t x0 = 0; x0 < n; ++x0) {
+    for (int64_t x1 = 0; x1 < m; ++x1) {
+      auto tmp0 = x[x1 + m*x0];
+      tmp_acc2 = tmp_acc2 + tmp0;
+    }
+  }
+  z[1] = tmp_acc2;
 }
 """
 
@@ -742,10 +751,10 @@ def test_only_loops_that_do_nothing_but_sum_may_do_so_in_any_order(tmp_path):
 #include <cstdio>
 LOOPS
 int main() {
-  static float x[3 * 1111], y[3333], z[1];
+  static float x[3 * 1111], y[3333], z[2];
   for (int i = 0; i < 3 * 1111; ++i) x[i] = i % 7;
   sums(x, y, z, 3, 1111);
-  std::printf("%g", z[0]);
+  std::printf("%g", z[0] == z[1] ? z[0] : -1);
 }
 """
     (tmp_path / "sums.cpp").write_text(check.replace("LOOPS", text))

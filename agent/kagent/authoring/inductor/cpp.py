@@ -203,7 +203,9 @@ def _summing(text: str) -> str:
             opened.append(len(lines) - 1)
         elif line.strip() == "}":
             first = opened.pop()
-            if clauses := _reductions(lines[first:-1]):
+            # Loops that one pragma joins take none of their own.
+            joined = any("collapse(" in lines[i - 1] for i in opened)
+            if not joined and (clauses := _reductions(lines[first:-1])):
                 shared = lines[first - 1].strip().startswith("#pragma omp for")
                 lines[first:] = _in_any_order(lines[first:], clauses, shared=shared)
     return "\n".join(lines)
