@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from commands import run
@@ -16,7 +15,6 @@ pytestmark = [
     pytest.mark.timeout(400),  # a run, and a library's measurements
     pytest.mark.usefixtures("uncompiled", "brief_timing", "warm_processes"),
 ]
-COLD_AND_BRIEF = Path(__file__).parents[1] / "fleet" / "on_nodes"
 ENTRY = """
 import json, sys
 sys.modules["kagent"] = sys.modules["kagent_sandbox"] = None  # whoever imports them fails
@@ -33,7 +31,6 @@ def kagent(folder, *words, code=0):
     done = subprocess.run(
         [sys.executable, "-m", "kagent", *map(str, words)],
         cwd=folder, capture_output=True, text=True, timeout=170, check=False,
-        env={**os.environ, "PYTHONPATH": str(COLD_AND_BRIEF)},
     )  # fmt: skip
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
