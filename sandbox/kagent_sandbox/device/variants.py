@@ -113,12 +113,12 @@ def refusing_lacks(device: torch.device) -> Iterator[None]:
 
     one = staticmethod(noting(AlgorithmSelectorCache.benchmark_choice))
     several = staticmethod(refusing(AlgorithmSelectorCache.benchmark_choices))
-    time = refusing(TritonScheduling.benchmark_codegened_module)
+    fused = refusing(TritonScheduling.benchmark_codegened_module)
 
     def time_fused(scheduling: object, module: Any, *rest: Any, **named: Any) -> object:
         module.call = noting(module.call)
         try:
-            return time(scheduling, module, *rest, **named)
+            return fused(scheduling, module, *rest, **named)
         except Exception:  # the compiler has written down that it takes for ever
             Path(module.__file__).with_suffix(".kernel_perf").unlink(missing_ok=True)
             raise
