@@ -1,5 +1,7 @@
 """Tasks made of PyTorch code: everything but the check's own process is real."""
 
+from types import SimpleNamespace
+
 import kagent
 import pytest
 import torch
@@ -92,19 +94,46 @@ def test_the_reference_is_in_float64_also_where_the_code_names_a_dtype():
     assert torch.equal(space["eager"](x=x), mixed(x))
 
 
-def test_the_reference_is_in_float64_also_where_all_arguments_are_whole_numbers():
-    def luma(image):
-        red, green, blue = image.float().unbind(-1)
-        return (0.299 * red + 0.587 * green + 0.114 * blue) / 255
+def luma(image):
+    red, green, blue = image.float().unbind(-1)
+    return (0.299 * red + 0.587 * green + 0.114 * blue) / 255
 
-    image = torch.arange(24, dtype=torch.uint8).reshape(2, 4, 3) * 10
+
+@pytest.mark.parametrize(
+    ("function", "exact"),
+    [
+        (luma, lambda x: luma(SimpleNamespace(float=x.double))),
+        (lambda image: image / 3, lambda x: x.double() / 3),
+        (lambda image: 0.1 * image, lambda x: 0.1 * x.double()),
+        (lambda image: image.int().sqrt(), lambda x: x.double().sqrt()),
+        (
+            lambda image: torch.where(image > 9, image, 0).exp2(),
+            lambda x: (x * (x > 9)).double().exp2(),
+        ),
+    ],
+)
+def test_the_reference_is_in_float64_also_where_all_arguments_are_whole_numbers(function, exact):
+    image = torch.arange(24, dtype=torch.uint8).reshape(2, 4, 3) * 5
     space = {}
-    exec(written(traced(luma, image)), space)
+    exec(written(traced(function, image)), space)
     wide = space["reference"](image=image)
     assert wide.dtype == torch.float64
-    assert torch.equal(space["eager"](image=image), luma(image))
-    torch.testing.assert_close(wide, luma(image).double(), rtol=1e-6, atol=0)
-    assert "torch.dtype" not in written(traced(lambda x: x * 3 + 1, image.int()))
+    assert torch.equal(space["eager"](image=image), function(image))
+    torch.testing.assert_close(wide, exact(image), rtol=1e-14, atol=0)
+
+
+def test_whole_numbers_beside_others_become_float64_too_and_else_stay_what_they_are():
+    x, i = torch.randn(4, 8), torch.arange(8)
+    space = {}
+    exec(written(traced(lambda x, i: x * (i / 3), x, i)), space)
+    torch.testing.assert_close(
+        space["reference"](x=x, i=i), x.double() * (i.double() / 3), rtol=1e-14, atol=0
+    )
+    text = written(traced(lambda x: x * 3 + 1, i))
+    assert "torch.dtype" not in text
+    assert ".to(" not in text.partition("def reference")[2]
+    text = written(traced(lambda x: torch.view_as_complex(x).abs(), torch.randn(4, 2)))
+    assert ".to(" not in text.partition("def reference")[2]
 
 
 def test_a_gradient_is_a_task():

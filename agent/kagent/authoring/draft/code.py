@@ -120,6 +120,12 @@ class CodeWriter:
             count = node.args[place]
             if isinstance(count, int):
                 args[place] = self._count(count)
+        to = self._promoted_to(node)
+        if to is not None:
+            args = [
+                text if _tensor_of(argument) is None else f"{text}.to({to})"
+                for text, argument in zip(args, node.args, strict=True)
+            ]
         kwargs = {k: self._value(v) for k, v in node.kwargs.items() if k not in _DROPPED}
         kwargs = {k: v for k, v in kwargs.items() if v != "None"}
         function = f"aten.{name}.{target._overloadname}"  # noqa: SLF001 - torch's own name
@@ -138,6 +144,21 @@ class CodeWriter:
                 raise AuthoringError(f"aten.{name} takes no generator")
         text = ", ".join([*args, *(f"{k}={v}" for k, v in kwargs.items())])
         return f"{function}({text})"
+
+    def _promoted_to(self, node: Node) -> str | None:
+        """Text of the dtype that an operation's whole numbers are made first, where torch would
+        make them its default dtype and the text names another. None where they stay.
+        """
+        value, target = _tensor_of(node), node.target
+        if value is None or not value.is_floating_point():
+            return None
+        read = [t for t in map(_tensor_of, node.all_input_nodes) if t is not None]
+        if any(t.is_floating_point() or t.is_complex() for t in read):
+            return None
+        if torch.Tag.pointwise not in target.tags:  # type: ignore[union-attr]
+            return None
+        text = self._dtype(value.dtype)
+        return None if text == str(value.dtype) else text
 
     def _constant(self, node: Node) -> str:
         value = getattr(self._graph, str(node.target))
@@ -170,6 +191,12 @@ class CodeWriter:
         if isinstance(value, str | torch.layout | torch.memory_format):
             return repr(value)
         raise AuthoringError(f"a constant {type(value).__name__} cannot be written down")
+
+
+def _tensor_of(argument: Any) -> torch.Tensor | None:
+    """The tensor that a node stands for."""
+    value = argument.meta.get("val") if isinstance(argument, Node) else None
+    return value if isinstance(value, torch.Tensor) else None
 
 
 def _numbers(value: Any) -> str:

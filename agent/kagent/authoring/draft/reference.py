@@ -27,7 +27,8 @@ def reference_py(draft: TaskDraft) -> str:
     typed = [f"{n}: torch.Tensor" for n in names]
     typed += [f"{n}: {type(v).__name__}" for n, v in numbers.items()]
     lines, results = _code(draft)
-    chosen = _chosen_dtype(draft)
+    _, chosen = _dtype_of_floats(draft)
+    default = [f"{chosen}: torch.dtype = {draft.dtype}"] if chosen else []
     written = [draft.trace.operation.examples[i] for i in draft.trace.written]
     wide = [
         f"        {e.name}={e.name}.double(),"
@@ -50,7 +51,7 @@ def reference_py(draft: TaskDraft) -> str:
         returned = [f"{r}_" for r in returned]
     call = f"{', '.join(returned)} = " if returned else "" if written else "return "
     tail = [f"    return {', '.join((*returned, *left))}"] if written else []
-    rule = _rule(draft, typed, wide) if draft.undecided else []
+    rule = _rule(draft, typed, default, wide) if draft.undecided else []
     text = "\n".join(
         [
             f'"""{escaped(draft.trace.operation.summary)}.',
@@ -86,11 +87,7 @@ def reference_py(draft: TaskDraft) -> str:
             *tail,
             "",
             "",
-            *broken(
-                "def eager(",
-                ["*", *typed, *_with_default(draft, chosen)],
-                f") -> {_kind(len(results))}:",
-            ),
+            *broken("def eager(", ["*", *typed, *default], f") -> {_kind(len(results))}:"),
             '    """The operations of torch that the function came down to."""',
             *(f"    {line}" for line in lines),
             *([f"    return {', '.join(results)}"] if results else []),
@@ -105,12 +102,15 @@ def reference_py(draft: TaskDraft) -> str:
     return text + "\n"
 
 
-def _rule(draft: TaskDraft, typed: Sequence[str], wide: Sequence[str]) -> list[str]:
+def _rule(
+    draft: TaskDraft, typed: Sequence[str], default: Sequence[str], wide: Sequence[str]
+) -> list[str]:
     """Lines of the rules that accept other indices and numbers, and of what they come from.
 
     Args:
         draft: The task.
         typed: Parameters of `eager`.
+        default: One more that it may have, with a default.
         wide: Its arguments in the call by `reference`, a line each.
     """
     names = [t.partition(":")[0] for t in typed]
@@ -125,11 +125,7 @@ def _rule(draft: TaskDraft, typed: Sequence[str], wide: Sequence[str]) -> list[s
         *"\n".join(rules).splitlines(),
         "",
         "",
-        *broken(
-            "def _decided_by(",
-            ["*", *typed, *_with_default(draft, _chosen_dtype(draft))],
-            ") -> tuple[torch.Tensor, ...]:",
-        ),
+        *broken("def _decided_by(", ["*", *typed, *default], ") -> tuple[torch.Tensor, ...]:"),
         '    """Values that indices point into, and values that were rounded."""',
         *body,
         f"    return ({', '.join(values)},)",
@@ -155,31 +151,23 @@ def _helpers(draft: TaskDraft) -> list[str]:
     return ["from kagent_sandbox.draws import draw_kinds, draw_rows"] if draft.varied else []
 
 
-def _anchor(draft: TaskDraft) -> str | None:
-    """The argument whose dtype tells the reference from torch's own implementation."""
-    floats = [e for e in draft.arguments if e.dtype.is_floating_point]
-    return next(
-        (e.name for e in floats if e.dtype == draft.dtype), floats[0].name if floats else None
-    )
-
-
-def _chosen_dtype(draft: TaskDraft) -> str:
-    """Name of the parameter that says what floating-point dtype is made of whole numbers; empty
-    where an argument says it.
+def _dtype_of_floats(draft: TaskDraft) -> tuple[str, str]:
+    """Text of the dtype that tells the reference from torch's own implementation: an argument's,
+    or a parameter's where floating-point numbers are made of whole ones alone. That parameter's
+    name, which is empty where there is none.
     """
+    floats = [e for e in draft.arguments if e.dtype.is_floating_point]
+    if floats:
+        anchor = next((e for e in floats if e.dtype == draft.dtype), floats[0])
+        return f"{anchor.name}.dtype", ""
     values = [n.meta.get("val") for n in draft.trace.graph.graph.nodes]
-    made = any(isinstance(v, torch.Tensor) and v.is_floating_point() for v in values)
-    if _anchor(draft) is not None or not made:
-        return ""
-    taken = {e.name for e in draft.arguments} | set(draft.trace.operation.numbers)
+    if not any(isinstance(v, torch.Tensor) and v.is_floating_point() for v in values):
+        return "", ""
+    taken = {*draft.trace.dims, *draft.trace.operation.numbers, *(e.name for e in draft.arguments)}
     name = "made"
-    while name in taken | set(draft.trace.dims):
+    while name in taken:
         name += "_"
-    return name
-
-
-def _with_default(draft: TaskDraft, chosen: str) -> list[str]:
-    return [f"{chosen}: torch.dtype = {draft.dtype}"] if chosen else []
+    return name, name
 
 
 def _code(draft: TaskDraft, *wanted: Node) -> tuple[list[str], list[str]]:
@@ -188,8 +176,7 @@ def _code(draft: TaskDraft, *wanted: Node) -> tuple[list[str], list[str]]:
     placeholders = [n for n in trace.graph.graph.nodes if n.op == "placeholder"]
     examples = trace.operation.examples
     names = {p.name: e.name for p, e in zip(placeholders, examples, strict=True)}
-    anchor, chosen = _anchor(draft), _chosen_dtype(draft)
-    own = f"{anchor}.dtype" if anchor is not None else chosen
+    own, chosen = _dtype_of_floats(draft)
 
     def dtype(value: torch.dtype) -> str:
         # In the reference's float64 all others are float64, too.
