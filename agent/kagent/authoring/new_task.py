@@ -11,10 +11,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kagent_sandbox.data.calibration import MOST_FLOOR, MOST_K
+import torch
+from kagent_sandbox.data.calibration import (
+    MOST_FLOOR,
+    MOST_K,
+    Calibration,
+    KindCalibration,
+    ResultCalibration,
+    write_calibration,
+)
 from kagent_sandbox.data.formula import evaluate
 from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.task import Task, load_task
+from kagent_sandbox.device.cpu.facts import cpu_facts
 from kagent_sandbox.errors import TaskError, UserError
 from kagent_sandbox.judge.task_check import TaskCheck, check_kinds
 
@@ -154,7 +163,7 @@ def make_task(
     room = find_room(operation, vary)
     say("trying cases")
     draft = make_draft(room)
-    write(draft, folder)
+    _write(draft, folder)
     try:
         load_task(folder)
         checks = _checked(folder, say)
@@ -197,8 +206,10 @@ def find_room(operation: Operation, vary: Mapping[tuple[str, int], str] | None =
             continue
         if room is not None:
             return room
-    assert refusal is not None
-    raise refusal
+    raise refusal or AuthoringError(
+        "a size, a branch or a Python number depends on a tensor's values, as by .item(): pass the "
+        "number as an argument of its own, or compute with the tensor"
+    )
 
 
 def _tied(operation: Operation, names: Mapping[Axis, str], lost: Iterable[str]) -> str:
@@ -374,12 +385,17 @@ def make_draft(room: Room) -> TaskDraft:
         "offset": offsets,
     }
     given = DraftCase(found.dims, dtype)
-    k, floor = (3.0, 2.0)
-    if case_dtype(found) not in HALVES:
-        k, floor = _tolerance(found, [t for _, t in pairs], needed)
+    on_cpu = None
+    k, floor = _tolerance(found, [t for _, t in pairs], needed)
+    if dtype != cpu_dtype:  # what float32 needs, 16 bits do not
+        noise = max((t.noise for _, t in pairs), default=0.0)
+        of_torch = max((t.noise / t.eager for _, t in pairs if t.eager), default=0.0)
+        on_cpu = ResultCalibration(k, floor, of_torch, noise, f"kagent new: {ROUNDED}")
+        k, floor = 3.0, 2.0
     return draft.with_(
         k=k,
         floor=floor,
+        on_cpu=on_cpu,
         constraints=_constraints(room),
         gpu=DraftKind(
             tuple(gpu_check),
@@ -412,6 +428,7 @@ def _tolerance(
 
 NOISE_ROOM = 1.5
 """Factor on what rounding at random changes."""
+ROUNDED = "every operation rounded at random, and sums in other orders"
 
 
 def _usable(room: Room, trials: Trials, first: DraftCase) -> tuple[Room, DraftCase]:
@@ -741,6 +758,29 @@ def _work(found: TracedOperation) -> str:
 # -- check of the task -----------------------------------------------------------------------------
 
 
+def _write(draft: TaskDraft, folder: Path) -> None:
+    """Write the task's files: also calibration.json, where CPU cases have a tolerance of their own.
+
+    Raises:
+        UserError: The folder cannot be written.
+    """
+    write(draft, folder)
+    if draft.on_cpu is None:
+        return
+    names = [r.name for r in draft.trace.compared if r.dtype.is_floating_point]
+    known = KindCalibration(
+        digest=load_task(folder, calibrated=False).digest,
+        device=cpu_facts().name,
+        torch=str(torch.__version__),
+        made=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        cases=len(draft.cpu.check),
+        ways=(ROUNDED,),
+        results=dict.fromkeys(names, draft.on_cpu),
+        left_out={},
+    )
+    write_calibration(folder, Calibration({"cpu": known}))
+
+
 def _checked(folder: Path, say: Say) -> tuple[TaskCheck, ...]:
     return tuple(check_kinds(load_task(folder), say=say))
 
@@ -755,7 +795,7 @@ def _without_idle(
     if not idle:
         return draft, tuple(checks)
     draft = draft.with_(idle=tuple(idle))
-    write(draft, folder)
+    _write(draft, folder)
     return draft, _checked(folder, say)
 
 
@@ -784,12 +824,12 @@ def _mended(
         gpu=replace(draft.gpu, check=(*draft.gpu.check, *(_with_dtype(c, own) for c in more))),
         blank=any(c.inputs == "blank" for c in more),
     )
-    write(wider, folder)
+    _write(wider, folder)
     try:
         found = _checked(folder, say)
     except TaskError:
         found = tuple(checks)
     if sum(len(c.holes) for c in found) < sum(len(c.holes) for c in checks):
         return wider, found
-    write(draft, folder)
+    _write(draft, folder)
     return draft, tuple(checks)

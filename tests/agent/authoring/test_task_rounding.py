@@ -240,3 +240,19 @@ def test_a_nonfinite_number_of_a_vector_is_not_lost_in_its_padding():
     for seed in range(32):
         generator = torch.Generator().manual_seed(seed)
         assert not space["_varied"](torch.randn(3), case, generator).isfinite().all()
+
+
+def cached_scores(q, k):
+    return torch.softmax(q @ k.transpose(-1, -2) / 8, -1) @ k
+
+
+def test_float32_cases_of_a_16_bit_example_have_a_tolerance_of_their_own(tmp_path, in_process):
+    """They had the two machine epsilons that bfloat16 has, which other orders of sums exceed."""
+    given = torch.randn(4, 128, 64).bfloat16(), torch.randn(4, 96, 64).bfloat16()
+    made = make_task(make_operation(cached_scores, given), tmp_path / "t", seeds=False)
+    task = load_task(made.folder)
+    assert {c.dtype for c in task.cpu.check} == {"float32"}
+    (there,), (here,) = task.calibrated("gpu").results, task.calibrated("cpu").results
+    assert (there.k, there.floor) == (3.0, 2.0)
+    assert here.floor > 2.5
+    assert task.calibration.kinds["cpu"].results["y"].why.startswith("kagent new: ")

@@ -1,6 +1,7 @@
 """`kagent new` and `kagent import`: what they print, and how they refuse."""
 
 import json
+import logging
 
 import pytest
 import torch
@@ -71,3 +72,57 @@ def test_bad_input_is_one_line(file, monkeypatch, capsys, words, expected):
     assert ended.code == 2
     assert ended.err.splitlines()[-1].startswith("kagent: ")
     assert expected in ended.err
+
+
+RAISING = """
+import torch
+from torch import nn
+
+def half(x, n):
+    return x / n.item()
+
+def inputs():
+    return torch.ones(12, 9), torch.tensor(2.0)
+
+def sized(batch):
+    return torch.ones(batch, 9)
+
+def unlike():
+    return torch.ones(3, 4) @ torch.ones(3, 4)
+
+def sparse(x, begins, columns, values):
+    return torch.sparse_csr_tensor(begins, columns, values, size=(12, 12)) @ x
+
+def places():
+    return torch.randn(12, 9), torch.arange(13), torch.arange(12), torch.randn(12)
+
+class Broken(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.ones(6).reshape(4, 5)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("{file}:half --inputs inputs", "depends on a tensor's values, as by .item(): pass the"),
+        ("{file}:half --inputs sized", "sized() raised TypeError: sized() missing 1 required"),
+        ("{file}:half --inputs unlike", "unlike() (raising.py, line 15) raised RuntimeError: mat1"),
+        (
+            "{file}:Broken --inputs inputs",
+            "Broken cannot be made without arguments (raising.py, line",
+        ),
+        ("{file}:sparse --inputs places", "it makes a sparse tensor, which a task cannot have"),
+    ],
+)
+def test_what_a_file_raises_is_told_in_a_line(
+    tmp_path, monkeypatch, capsys, caplog, words, expected
+):
+    (tmp_path / "raising.py").write_text(RAISING)
+    words = words.format(file=tmp_path / "raising.py").split()
+    ended = run(monkeypatch, capsys, "new", *words, "--to", tmp_path / "to")
+    assert ended.code == 2
+    assert ended.err.splitlines()[-1].startswith("kagent: ")
+    assert expected in ended.err
+    assert not [r for r in caplog.records if r.levelno >= logging.ERROR]

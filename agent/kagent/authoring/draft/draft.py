@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from kagent_sandbox.data.calibration import ResultCalibration
 from kagent_sandbox.data.formula import evaluate
 
 from kagent.authoring.proofs import Proof
@@ -76,6 +77,7 @@ class TaskDraft:
         k: Tolerance: times torch's own error.
         floor: Tolerance: machine epsilons beside that.
         idle: Operations that change no result.
+        on_cpu: Tolerance of CPU cases whose dtype is another than that of GPU cases.
     """
 
     trace: TracedOperation
@@ -89,6 +91,7 @@ class TaskDraft:
     idle: tuple[Proof, ...] = ()
     blank: bool = False
     constraints: tuple[str, ...] = ()
+    on_cpu: ResultCalibration | None = None
 
     def with_(self, **changes: Any) -> TaskDraft:
         """A copy with other values."""

@@ -12,7 +12,7 @@ from torch._subclasses import FakeTensor
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from kagent.authoring.tracing.graph import ancestors
+from kagent.authoring.tracing.graph import ancestors, quiet
 
 Kind: TypeAlias = Literal[
     "uniform", "normal", "integers", "chance", "lower", "upper", "counted", "code"
@@ -175,7 +175,8 @@ def recorded(function: Callable[[], object]) -> Any:
         return [x for x in leaves if isinstance(x, torch.Tensor)]
 
     try:
-        graph = make_fx(tensors, tracing_mode="fake", _allow_non_fake_inputs=True)()
+        with quiet():
+            graph = make_fx(tensors, tracing_mode="fake", _allow_non_fake_inputs=True)()
     except Exception:  # noqa: BLE001 - whatever fake tensors cannot do
         return observed(function())
     (output,) = (n for n in graph.graph.nodes if n.op == "output")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import operator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -44,3 +47,15 @@ def _writes(node: Node) -> bool:
     return isinstance(target, torch._ops.OpOverload) and bool(  # noqa: SLF001 - torch's own name
         target._schema.is_mutable  # noqa: SLF001 - torch's own name
     )
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep torch from logging what cannot be run: it is tried on purpose, or told in words."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

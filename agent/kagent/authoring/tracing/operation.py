@@ -9,6 +9,7 @@ import inspect
 import keyword
 import re
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,7 +145,7 @@ def make_operation(
     if not callable(target):
         raise UserError(f"{target!r} is {type(target).__name__}, expected a function or nn.Module")
     name = identifier(name or _own_name(target), lower=True)
-    given = recorded(inputs) if callable(inputs) else observed(inputs)
+    given = _called(inputs) if callable(inputs) else observed(inputs)
     args, kwargs = _split(given)
     names, notes, forms = _argument_names(target, args, kwargs), [], []
     examples: list[Example] = []
@@ -216,11 +217,40 @@ def make_operation(
 def _instance(cls: type[nn.Module]) -> nn.Module:
     try:
         return cls()
-    except TypeError as e:
+    except Exception as e:  # noqa: BLE001 - whatever a user's class raises becomes one line
         raise UserError(
-            f"{cls.__name__} cannot be made without arguments ({_first_line(e)}): name an instance "
-            f"of it, as in `norm = {cls.__name__}(...)`"
+            f"{cls.__name__} cannot be made without arguments{_place(e)} ({type(e).__name__}: "
+            f"{_first_line(e)}): name an instance of it, as in `norm = {cls.__name__}(...)`, that "
+            "can be made on a CPU"
         ) from None
+
+
+def _called(inputs: Callable[..., object]) -> Any:
+    """What a user's function of example arguments returns.
+
+    Raises:
+        UserError: It raises something, or takes arguments itself.
+    """
+    try:
+        return recorded(inputs)
+    except Exception as e:  # noqa: BLE001 - whatever a user's function raises becomes one line
+        raise UserError(
+            f"{_own_name(inputs)}(){_place(e)} raised {type(e).__name__}: {_first_line(e)}. It is "
+            "called without arguments, maybe without a GPU, and returns the example's arguments"
+        ) from None
+
+
+def _place(error: BaseException) -> str:
+    """Where in a user's file something was raised: ` (norm.py, line 7)`; "" if nowhere there."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if (m := _module_of(f.filename)) and m.startswith("kagent_source_")]
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+
+
+def _module_of(filename: str) -> str | None:
+    return next(
+        (n for n, m in list(sys.modules.items()) if getattr(m, "__file__", None) == filename), None
+    )
 
 
 def _own_name(target: object) -> str:

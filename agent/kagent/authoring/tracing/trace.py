@@ -6,14 +6,12 @@ follow the dimensions, the shapes as formulas, the cost, and the operation's own
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
-import logging
 import math
 import operator
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,7 +38,7 @@ from torch.utils.flop_counter import flop_registry
 
 from kagent.authoring.errors import AuthoringError
 from kagent.authoring.tracing.dropout import LEFT_OUT, WithoutDropout
-from kagent.authoring.tracing.graph import is_written
+from kagent.authoring.tracing.graph import is_written, quiet
 from kagent.authoring.tracing.operation import Operation
 from kagent.authoring.tracing.recurrent import OneOperation, unrolled_never
 
@@ -201,7 +199,7 @@ class TracedOperation:
         shapes = [self.sizes(s, dims) for s in self.shapes]
         try:
             fake = FakeTensorMode(allow_non_fake_inputs=True)
-            with _quiet(), fake, OneOperation(), torch.no_grad():
+            with quiet(), fake, OneOperation(), torch.no_grad():
                 tensors = [
                     torch.empty(s, dtype=e.dtype)
                     for s, e in zip(shapes, self.operation.examples, strict=True)
@@ -211,18 +209,6 @@ class TracedOperation:
             return False
         expected = [self.sizes(r.shape, dims) for r in self.results]
         return [tuple(f.shape) for f in found] == expected
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep torch from writing about sizes that do not fit: they are tried on purpose."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def trace(
@@ -275,7 +261,7 @@ def trace(
 
     backward = operation.name.endswith("_backward")
     try:
-        with torch.no_grad(), unrolled_never():
+        with torch.no_grad(), unrolled_never(), quiet():
             graph = make_fx(
                 call,
                 tracing_mode="symbolic",
@@ -290,6 +276,11 @@ def trace(
         text = " ".join(str(e).split())[:200]
         if isinstance(e, GuardOnDataDependentSymNode | DataDependentOutputException):
             text = "a size, a branch or a Python number depends on a tensor's values"
+        elif "sparse" in text.lower() or "compressed tensor" in text:
+            text = (
+                "it makes a sparse tensor, which a task cannot have: compute with its indices and "
+                f"values, each a dense tensor ({text})"
+            )
         raise AuthoringError(f"{operation.origin} does not run on symbolic tensors: {text}") from e
     notes = list(dict.fromkeys([*([LEFT_OUT] if dropout.found else []), *_cleaned(graph)]))
     return _described(
