@@ -10,6 +10,8 @@ import torch
 from kagent.authoring.draft.draft import DraftCase, DraftGenerator, TaskDraft, plain
 from kagent.authoring.draft.source_lines import quoted
 from kagent.authoring.proofs import Proof
+from kagent.authoring.tracing import traffic
+from kagent.authoring.tracing.trace import TracedOperation
 
 _LIBRARY = {
     "linear": ("aten::mm", "aten::addmm"),
@@ -34,13 +36,20 @@ _VIEWS = frozenset({"view", "transpose", "permute", "t", "unsqueeze", "squeeze",
 def task_toml(draft: TaskDraft) -> str:
     """The text of task.toml."""
     trace, operation = draft.trace, draft.trace.operation
+    moved = _bytes(draft)
     lines = [
         f"name = {quoted(operation.name)}",
         f"summary = {quoted(operation.summary)}",
         f"entry = {quoted(operation.name)}",
         f"signature = {quoted(_signature(draft))}",
-        f"bytes = {quoted(_bytes(draft))}    # derived: every argument read once, every result "
-        + ("written once; an index may need less" if trace.gathers else "written once"),
+        f"bytes = {quoted(moved)}    # derived: every argument read once, every result written once"
+        + (
+            "; by index, half of its places"
+            if "min(" in moved
+            else "; an index may need less"
+            if trace.gathers
+            else ""
+        ),
         f"written = {quoted(_written(draft))}",
         f"flops = {quoted(_flops(draft))}    # derived from torch's operations",
     ]
@@ -121,13 +130,19 @@ def _signature(draft: TaskDraft) -> str:
 
 
 def _bytes(draft: TaskDraft) -> str:
-    trace = draft.trace
-    tensors = [(trace.shapes[i], trace.operation.examples[i].dtype) for i in trace.used]
-    return _size(draft, [*tensors, *((r.shape, r.dtype) for r in trace.compared)])
+    trace, read = draft.trace, traffic.reads(draft.trace)
+    tensors = [(read[i], trace.operation.examples[i].dtype) for i in trace.used]
+    return _size(draft, [*tensors, *_compared(trace)])
 
 
 def _written(draft: TaskDraft) -> str:
-    return _size(draft, [(r.shape, r.dtype) for r in draft.trace.compared])
+    return _size(draft, _compared(draft.trace))
+
+
+def _compared(trace: TracedOperation) -> list[tuple[Sequence[int | str], torch.dtype]]:
+    """What is written of each output, as a shape, and its dtype."""
+    dtypes = [result.dtype for result in trace.compared]
+    return list(zip(traffic.writes(trace), dtypes, strict=True))
 
 
 def _size(draft: TaskDraft, tensors: Sequence[tuple[Sequence[int | str], torch.dtype]]) -> str:
