@@ -30,12 +30,21 @@ def wrong_results(plan: Plan, case: BuildCase, source: str, entry: str) -> Rejec
             message = f"the plan's outputs are not the argument {written.name} that it must write"
             return Rejected(Stage.BUILD, Status.INCORRECT_SHAPE, message, case.name)
     for got, expected in zip(returned, case.results, strict=True):
-        if places.get(got.buffer) in case.writes:
+        if got.buffer in places:
             return Rejected(
                 Stage.BUILD,
                 Status.INCORRECT_SHAPE,
                 f"{where}result {expected.name} lies in the memory of the argument "
-                f"{places[got.buffer]}, which is written: allocate the result (torch.empty_like)",
+                f"{places[got.buffer]}, which is the caller's: allocate the result "
+                "(torch.empty_like)",
+                case.name,
+            )
+        if any(n > 1 and not stride for n, stride in zip(got.shape, got.strides, strict=True)):
+            return Rejected(
+                Stage.BUILD,
+                Status.INCORRECT_SHAPE,
+                f"{where}several elements of result {expected.name} are the same memory (strides "
+                f"{_shape(got.strides)}), which nobody could write: allocate all of it",
                 case.name,
             )
         if got.shape != expected.shape:

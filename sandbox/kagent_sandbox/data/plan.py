@@ -245,6 +245,11 @@ class Plan:
     kernels: tuple[KernelInfo, ...]
 
     @property
+    def works_beside_launches(self) -> bool:
+        """Whether something else than a kernel writes memory: a copy, a fill, numbers or torch."""
+        return any(isinstance(op, Copy | Fill | Const | TorchOp) for op in self.ops)
+
+    @property
     def launches(self) -> tuple[Launch, ...]:
         """The kernel launches, in order."""
         return tuple(op for op in self.ops if isinstance(op, Launch))

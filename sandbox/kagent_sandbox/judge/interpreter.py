@@ -26,7 +26,7 @@ from kagent_sandbox.confine import Tier, interpreter_confinement
 from kagent_sandbox.data.build import Built, ScalarSpec
 from kagent_sandbox.data.build_case import build_case
 from kagent_sandbox.data.language import GLUON
-from kagent_sandbox.data.plan import ITEMSIZE, Launch, TorchOp
+from kagent_sandbox.data.plan import ITEMSIZE, Launch
 from kagent_sandbox.data.target import parse_target
 from kagent_sandbox.data.verdict import CaseError, Rejected, Stage, Status
 from kagent_sandbox.device.cpu.backend import CpuBackend
@@ -270,7 +270,7 @@ class Interpreter:
         """
         cases = [c for c in self._cases if c.name in names and (0, c.name) in built.plans]
         plans = {(0, c.name): _without_launches(built.plans[0, c.name]) for c in cases}
-        if not any(isinstance(op, TorchOp) for p in plans.values() for op in p.ops):
+        if not any(p.works_beside_launches for p in plans.values()):
             return
         ghosts = replace(built, target="cpu", plans=plans)
         if self._cpu is None:

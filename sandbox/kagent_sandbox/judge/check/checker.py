@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kagent_sandbox.data.build_case import build_case
-from kagent_sandbox.data.plan import Launch, PlanError, TorchOp
+from kagent_sandbox.data.plan import Launch, PlanError
 from kagent_sandbox.data.verdict import CaseError, Rejected, Stage, Status
 from kagent_sandbox.device.plan_ops import dtype_of
 from kagent_sandbox.judge.arena.layout import lay_out_many
@@ -342,18 +342,19 @@ class Checker:
                 raise _out(Status.INCORRECT_NUMERICAL, text, case, Stage.MEASURE)
 
     def reject_decoys(self, session: LauncherSession, built: Built, cases: Sequence[Case]) -> None:
-        """Run the ghost test, where plans have operations of torch.
+        """Run the ghost test, where plans do more than launch kernels: copies and fills may be all
+        of an operation, too.
 
         Without its launches a plan must no longer give the right result, on at least one case. The
-        test does not find a kernel that does little beside torch, or one that does nothing beside
-        other kernels.
+        test does not find a kernel that does little beside the rest, or one that does nothing
+        beside other kernels.
 
         Raises:
             CandidateRejected: No kernel has a part in any result.
         """
         for case in cases:
             plan = built.plans[0, case.name]
-            if not any(isinstance(op, TorchOp) for op in plan.ops):
+            if not plan.works_beside_launches:
                 return
             rest = tuple(op for op in plan.ops if not isinstance(op, Launch))
             ghost = replace(plan, ops=rest, kernels=())
@@ -373,8 +374,8 @@ class Checker:
                     return
             self.sampler.release(input_set)
         text = (
-            "the results are right without any launch: no kernel has a part in them. Operations of "
-            "torch may be part of a candidate, not all of it"
+            "the results are right without any launch: no kernel has a part in them. Copies, fills "
+            "and operations of torch may be part of a candidate, not all of it"
         )
         raise _out(Status.POLICY, text, cases[0])
 
