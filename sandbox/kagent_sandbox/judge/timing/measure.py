@@ -18,7 +18,7 @@ from kagent_sandbox.judge.timing import estimates, metrics
 from kagent_sandbox.judge.timing.blocks import TimedBlocks, placement_count
 from kagent_sandbox.judge.timing.config_sweep import Sweeper, distinct
 from kagent_sandbox.judge.timing.hard_inputs import recheck_on_hard_inputs
-from kagent_sandbox.judge.timing.versus_incumbent import IncumbentComparison
+from kagent_sandbox.judge.timing.versus_incumbent import IncumbentComparison, UntimeableError
 
 if TYPE_CHECKING:
     import random
@@ -114,7 +114,7 @@ class Meter:
         comparison = IncumbentComparison(timed_cases, self.backend.traits, self.rng, self.noise)
         self.watch.begin()
         try:
-            complete = comparison.take(session, self._refuse_suspicion)
+            complete = self._taken(session, comparison)
         except CandidateRejected as e:
             e.owner = e.owner or comparison.side
             if e.owner == CANDIDATE:
@@ -128,6 +128,26 @@ class Meter:
         if promising(passed):
             recheck_on_hard_inputs(timed_cases, CANDIDATE, check_cases, self.rng)
         return passed
+
+    def _taken(self, session: LauncherSession, comparison: IncumbentComparison) -> bool:
+        """Take the comparison's blocks; whether all were taken.
+
+        A candidate without an incumbent beside it has the machine's own readings for a witness: it
+        is its own doing that its times say nothing where nobody else used the machine.
+
+        Raises:
+            CandidateRejected: It is wrong, or its times are no measurement.
+            UntimeableError: The machine's doing, as far as can be told.
+        """
+        try:
+            return comparison.take(session, self._refuse_suspicion)
+        except UntimeableError as e:
+            if not comparison.alone or self.watch.crowded():
+                raise
+            text = f"{e.spread}, and nothing else kept this machine busy"
+            unclear = LaunchFailed(Status.SUSPECT, text, blame="unclear")
+            verdict = Rejected(Stage.MEASURE, Status.SUSPECT, text, e.case)
+            raise CandidateRejected(verdict) from unclear
 
     def arena_bytes(
         self, built: Built, check_cases: Sequence[Case], incumbent: Contender | None

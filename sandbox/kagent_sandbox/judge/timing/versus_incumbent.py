@@ -55,6 +55,17 @@ longer to leave than a glitch, and giving up ends the run.
 """
 
 
+class UntimeableError(MachineError):
+    """Samples of every kernel that was timed are no measurement."""
+
+    def __init__(self, case: str, spread: str) -> None:
+        self.case, self.spread = case, spread
+        super().__init__(
+            f"{case} cannot be timed: {spread}. Something else keeps this machine busy: end it, "
+            "then resume the run"
+        )
+
+
 @dataclass
 class IncumbentComparison:
     """The blocks of one candidate beside the incumbent, on every case."""
@@ -66,6 +77,11 @@ class IncumbentComparison:
     notes: list[str] = field(default_factory=list)  # disturbances that the times show
     side: str = "a"  # the side that is or was timed: it is to blame for a failure
     _secret: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is no incumbent beside the candidate."""
+        return all(len(timed.blocks) == 1 for timed in self.timed_cases.values())
 
     def take(self, session: LauncherSession, suspect: Callable[[TimedBlocks], None]) -> bool:
         """Time blocks in ABBA order on every case. Return whether all were timed.
@@ -160,7 +176,7 @@ class IncumbentComparison:
 
         Raises:
             CandidateRejected: The candidate's stay so, and the incumbent's beside them do not.
-            MachineError: Everybody's stay so.
+            UntimeableError: Everybody's stay so.
         """
         tries = 0
         for pause_s in (*PAUSES_S, *LONG_PAUSES_S):
@@ -187,10 +203,7 @@ class IncumbentComparison:
         if self._its_own(noisy, timed):
             text = f"{spread}, while the incumbent's beside them agree"
             raise CandidateRejected(Rejected(Stage.MEASURE, Status.SUSPECT, text, timed.case.name))
-        raise MachineError(
-            f"{timed.case.name} cannot be timed: {spread}. Something else keeps this machine busy: "
-            "end it, then resume the run"
-        )
+        raise UntimeableError(timed.case.name, spread)
 
     @staticmethod
     def _noisy(timed: TimedBlocks) -> list[str]:

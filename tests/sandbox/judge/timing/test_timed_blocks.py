@@ -17,6 +17,7 @@ from kagent_sandbox.device.cpu.backend import CpuBackend
 from kagent_sandbox.device.cpu.traits import TRAITS as CPU
 from kagent_sandbox.device.cuda.traits import TRAITS as GPU
 from kagent_sandbox.device.interface import nothing
+from kagent_sandbox.device.interference import Unwatched
 from kagent_sandbox.errors import MachineError
 from kagent_sandbox.judge.arena.placement import PlanPlacement
 from kagent_sandbox.judge.judge import Judge
@@ -264,6 +265,22 @@ def test_a_candidate_whose_own_times_say_nothing_is_suspect(judge, noise):
     assert isinstance(verdict, Rejected)
     assert verdict.status is Status.SUSPECT
     assert "while the incumbent's beside them agree" in verdict.message
+
+
+def test_without_an_incumbent_the_machine_s_readings_are_the_witness(judge, noise):
+    """Otherwise the first candidate of a run, if it sleeps at times, ends it and each that resumes
+    it.
+    """
+    noise["samples"] = 10**6
+    judge._watch = Unwatched()
+    verdict = evaluate(judge, GOOD)
+    assert isinstance(verdict, Rejected)
+    assert verdict.status is Status.SUSPECT
+    assert "samples of one kernel lie between" in verdict.message
+    assert "nothing else kept this machine busy" in verdict.message
+    judge._watch = Busy()
+    with pytest.raises(MachineError, match="Something else keeps this machine busy"):
+        evaluate(judge, GOOD)
 
 
 def test_parts_of_the_lane_add_up(judge):
