@@ -32,7 +32,11 @@ _PRCTL = (1, 3, 15, 16, 23, 30, 38, 39, 41, 42, 0x53564D41)
 
 _SET_OWNER = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX
 _SET_OWNER_IOCTL = (0x8901, 0x8902)  # FIOSETOWN, SIOCSPGRP
-_TAKES_PAGES = (9, 20, 21)  # MADV_REMOVE, MADV_COLD, MADV_PAGEOUT
+# DONTNEED, by which the C library gives memory back and which drops a process's own view of shared
+# pages alone; HUGEPAGE, for torch's allocator; POPULATE_WRITE, for `device.cpu.arena`. Not REMOVE,
+# COLD, PAGEOUT, COLLAPSE, ..., which take pages from others, or change them.
+_MADVISE = (4, 14, 23)
+_MAYMOVE = 1  # of mremap's flags
 
 
 class _Program:
@@ -44,8 +48,9 @@ class _Program:
     def add(self, code: int, operand: int, true: int = 0, false: int = 0) -> None:
         self.code.append((code, true, false, operand))
 
-    def argument(self, index: int) -> None:
-        self.add(_LOAD, 16 + 8 * index)  # low half: both architectures are little-endian
+    def argument(self, index: int, *, high: bool = False) -> None:
+        """Load the low or the high half of an argument: both architectures are little-endian."""
+        self.add(_LOAD, 16 + 8 * index + 4 * high)
 
     def refuse(self, code: int) -> None:
         self.add(_RETURN, _ERRNO | code)
@@ -109,6 +114,26 @@ def _argument_not_in(index: int, values: Iterable[int]) -> _Program:
         body.add(_EQUAL, value, 0, 1)
         body.refuse(errno.EPERM)
     body.add(_RETURN, _ALLOW)
+    return body
+
+
+def _reallocates() -> _Program:
+    """Allows mremap as realloc asks for it, and nothing that leaves two mappings of shared memory.
+
+    An old size of 0, or one that is rounded up to it, makes a second mapping; so do other flags.
+    """
+    body = _Program()
+    body.argument(3)
+    body.add(_EQUAL, 0, 2, 0)
+    body.add(_EQUAL, _MAYMOVE, 1, 0)
+    body.refuse(errno.EPERM)
+    body.argument(1, high=True)
+    body.add(_AT_LEAST, 1 << 31, 4, 0)
+    body.add(_EQUAL, 0, 0, 2)
+    body.argument(1)
+    body.add(_EQUAL, 0, 1, 0)
+    body.add(_RETURN, _ALLOW)
+    body.refuse(errno.EPERM)
     return body
 
 
@@ -198,7 +223,8 @@ def forbid_new_threads() -> None:
     """Forbid new threads, processes, programs, timers and further filters, in all threads, on top
     of the allow-list.
 
-    Nor may a signal be set to come later: SIGCONT would wake a process that the judge stopped.
+    Nor may a signal be set to come later: SIGCONT would wake a process that the judge stopped. Nor
+    may pages of shared memory be given back, or mapped twice.
 
     Raises:
         OSError: The kernel refuses the filter.
@@ -219,9 +245,12 @@ def forbid_new_threads() -> None:
     tells = ("rt_sigtimedwait", "rt_sigsuspend", "pause", "signalfd4")
     for name in (*tells, "epoll_wait", "epoll_pwait", "epoll_pwait2"):  # calls that it interrupts
         program.when(name, _returns(_ERRNO | errno.EPERM))
-    # The arena is shared with whoever is timed next: its pages stay there, and where they are.
-    program.when("madvise", _argument_not_in(2, _TAKES_PAGES))
-    for name in ("mbind", "set_mempolicy", "seccomp"):
+    program.when("setsockopt", _returns(_ERRNO | errno.EPERM))  # a receive with a limit is one, too
+    # The arena is shared with whoever is timed next: its pages stay there, and where they are. No
+    # descriptor of it is here; none that was overlooked shall be of use.
+    program.when("madvise", _argument_in(2, _MADVISE))
+    program.when("mremap", _reallocates())
+    for name in ("fallocate", "ftruncate", "mbind", "set_mempolicy", "seccomp"):
         program.when(name, _returns(_ERRNO | errno.EPERM))
     program.add(_RETURN, _ALLOW)
     _install(program.packed())

@@ -1,10 +1,10 @@
 """The confined side of a CPU launcher: binds plans to the arena and runs them when told to.
 
-The process is locked from its first instruction here. It then starts torch's and OpenMP's threads
-(which
-inherit the lock), forbids itself any further thread, process or timer, and only then loads the
-first binary: constructors run inside all of that. Native code shares the process, so nothing that
-it answers is believed but that it answers at all: time and results are the judge's to observe.
+The process is locked from its first instruction here. It maps the arena and closes its descriptor,
+starts torch's and OpenMP's threads (which inherit the lock), forbids itself any further thread,
+process or timer, and only then loads the first binary: constructors run inside all of that. Native
+code shares the process, so nothing that it answers is believed but that it answers at all: time and
+results are the judge's to observe.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from kagent_sandbox.data.plan import (
     TensorRef,
 )
 from kagent_sandbox.data.plan_json import parse_plan
-from kagent_sandbox.device.cpu.arena import map_arena, populate
+from kagent_sandbox.device.cpu.arena import map_arena, populate, refuse_descriptors
 from kagent_sandbox.device.cpu.execution_request import (
     FAILED,
     MOST_BYTES,
@@ -71,13 +71,11 @@ _SCALARS: Mapping[str, Callable[..., object]] = {
 def serve(context: Context) -> None:
     """Handler of the fork-server: answer the judge until it closes the channel."""
     fd, asked = context.fds
-    nbytes = os.fstat(fd).st_size
-    arena = map_arena(fd, nbytes)
-    memory = torch.frombuffer(arena, dtype=torch.uint8)
-    os.close(fd)
+    memory = map_arena(fd, os.fstat(fd).st_size)
     start_threads()
     forbid_new_threads()
-    runner = Runner(memory, context.tmp, functools.partial(populate, arena))
+    refuse_descriptors()
+    runner = Runner(memory, context.tmp, functools.partial(populate, memory))
     gc.collect()
     gc.freeze()
     gc.disable()  # no pauses where time is taken; a plan's objects live until the process ends

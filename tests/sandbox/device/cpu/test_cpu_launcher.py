@@ -34,7 +34,7 @@ from kagent_sandbox.data.plan import (
 )
 from kagent_sandbox.data.verdict import Status
 from kagent_sandbox.device.cpu import ceilings
-from kagent_sandbox.device.cpu.arena import CpuArena
+from kagent_sandbox.device.cpu.arena import CpuArena, refuse_descriptors
 from kagent_sandbox.device.cpu.backend import CpuBackend, shares
 from kagent_sandbox.device.cpu.ceilings import cached_ceilings
 from kagent_sandbox.device.cpu.entry import ENTRY
@@ -52,7 +52,11 @@ HEAD = """
 #include <atomic>
 #include <csignal>
 #include <ctime>
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
 #include <unistd.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -90,6 +94,30 @@ KERNELS = {
     "timer": "void timer(float* x) { x[0] = alarm(1) == -1u; struct sigevent e = {};"
     " e.sigev_notify = SIGEV_SIGNAL; e.sigev_signo = SIGCONT; timer_t t;"
     " x[1] = timer_create(CLOCK_MONOTONIC, &e, &t) < 0; }",
+    "memfds": "void memfds(float* x) { x[0] = 0; for (int fd = 0; fd < 256; fd++)"
+    " if (fcntl(fd, F_GET_SEALS) >= 0) x[0]++; }",
+    "maps": "void maps(float* x) { void* page = (void*)((unsigned long)x & ~4095ul);"
+    " x[0] = mremap(page, 0, 4096, MREMAP_MAYMOVE) == MAP_FAILED && errno == EPERM;"
+    " x[1] = syscall(SYS_mremap, page, -1ul, 4096ul, MREMAP_MAYMOVE, 0ul) < 0 && errno == EPERM;"
+    " x[2] = mremap(page, 4096, 4096, MREMAP_MAYMOVE | 4, 0) == MAP_FAILED && errno == EPERM;"
+    " x[3] = syscall(SYS_mremap, page, 1ul << 32, 4096ul, 2, 0ul) < 0 && errno == EPERM; }",
+    "gives_back": "void gives_back(float* x) { int fd = open(\"f\", O_RDWR | O_CREAT, 0600);"
+    " x[0] = fd < 0 || write(fd, x, 4096) != 4096;"
+    " x[1] = fallocate(fd, 3, 0, 4096) < 0 && errno == EPERM;"
+    " x[2] = ftruncate(fd, 0) < 0 && errno == EPERM; close(fd); unlink(\"f\"); }",
+    "advises": "void advises(int* y, char* x) { y[0] = 0;"
+    " for (int advice = 0; advice < 128; advice++)"
+    " if (!madvise(x, 4096, advice) || errno != EPERM) y[++y[0]] = advice; }",
+    "allocates": "void allocates(float* y) { y[0] = 1;"
+    " for (size_t n = 1 << 16; n <= 1 << 24; n *= 4) {"
+    " char* p = (char*)malloc(n); memset(p, 7, n); p = (char*)realloc(p, 2 * n);"
+    " if (!p || p[0] != 7 || p[n - 1] != 7) y[0] = 0; free(p); }"
+    " void* p = mmap(0, 1 << 22, 3, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);"
+    " p = mremap(p, 1 << 22, 1 << 23, MREMAP_MAYMOVE); y[1] = p != MAP_FAILED;"
+    " y[2] = !madvise(p, 1 << 23, MADV_DONTNEED) && !munmap(p, 1 << 23); }",
+    "waits_for": "void waits_for(float* x) { int pair[2]; timeval t = {1, 0};"
+    " x[0] = !socketpair(1, 1, 0, pair)"
+    " && setsockopt(pair[0], SOL_SOCKET, SO_RCVTIMEO, &t, sizeof t) < 0 && errno == EPERM; }",
     "forges": "void forges(float*) { for (int fd = 3; fd < 64; fd++) { char b[20] = {};"
     " unsigned h[4] = {0x6B41474E, 2, 0, 0}; write(fd, h, 16); write(fd, \"{}\", 2); } }",
 }  # fmt: skip
@@ -296,6 +324,52 @@ def test_native_code_cannot_set_a_timer_to_wake_itself(launcher, arena):
     run(launcher, simple("timer"))
     launcher.stop()
     assert arena.view(tensor(1, 2), 4096).tolist() == [1, 1]
+
+
+def values(launcher, arena, name, count):
+    launcher.stop()
+    arena.view(tensor(1, 8), 4096).fill_(-1)
+    run(launcher, simple(name))
+    launcher.stop()
+    return arena.view(tensor(1, count), 4096).tolist()
+
+
+def test_native_code_finds_no_descriptor_of_the_arena(launcher, arena):
+    """By one it could give pages back to the kernel that its rivals are timed on."""
+    assert values(launcher, arena, "memfds", 1) == [0]
+
+
+def test_a_launcher_that_keeps_a_descriptor_of_shared_memory_does_not_start():
+    with (
+        contextlib.closing(os.fdopen(os.memfd_create("kept"), "rb")),
+        pytest.raises(MachineError, match=r"internal error: .* descriptor \d+ of shared memory"),
+    ):
+        refuse_descriptors()
+
+
+def test_native_code_cannot_map_the_arena_a_second_time(launcher, arena):
+    assert values(launcher, arena, "maps", 4) == [1, 1, 1, 1]
+
+
+def test_native_code_gives_no_pages_of_files_back(launcher, arena):
+    assert values(launcher, arena, "gives_back", 3) == [0, 1, 1]
+
+
+def test_native_code_gives_only_harmless_advice_about_memory(launcher, arena):
+    args = [Pointer(1, 0), Pointer(0, 0)]
+    run(launcher, launch_plan("advises", args, [8, 8]))
+    launcher.stop()
+    found = arena.view(tensor(1, 128, dtype="int32"), 4096).tolist()
+    assert found[1 : found[0] + 1] == [4, 14, 23]
+
+
+def test_native_code_allocates_and_frees_as_everywhere(launcher, arena):
+    assert values(launcher, arena, "allocates", 3) == [1, 1, 1]
+
+
+def test_native_code_sets_no_time_limit_on_a_socket(launcher, arena):
+    """Waiting with one is interrupted when a stopped process goes on."""
+    assert values(launcher, arena, "waits_for", 1) == [1]
 
 
 def test_no_thread_is_started_after_the_first_kernel(launcher):
