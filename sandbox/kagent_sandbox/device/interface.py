@@ -122,6 +122,13 @@ class Launcher(Protocol):
     def forget(self, key: str) -> None:
         """Drop a prepared plan."""
 
+    def populate(self, keys: Sequence[str]) -> None:
+        """Have the process hold all memory of prepared plans, before inputs are written there.
+
+        CPU: its page tables hold it, whatever others did to the arena since it ran last. What it
+        then faults in while it is timed is its own doing. GPU: nothing to do.
+        """
+
     def stop(self) -> None:
         """Stop the process until the next request, so that the judge can write and read memory.
 

@@ -146,6 +146,7 @@ class Runner:
     folder: Path
     populate: Callable[[int, int], None] = lambda _start, _stop: None  # see `arena.populate`
     _plans: dict[int, list[Step]] = field(default_factory=dict)
+    _ranges: dict[int, tuple[int, int]] = field(default_factory=dict)  # of plans, in the arena
     _libraries: dict[str, ctypes.CDLL] = field(default_factory=dict)
     _state: ProcessState = field(default_factory=ProcessState)
     _loop: NativeLoop | None = None
@@ -165,11 +166,16 @@ class Runner:
         elif verb == "prepare":
             offsets = {int(k): v for k, v in cast("dict[str, int]", request["at"]).items()}
             plan = parse_plan(blobs[0])
-            self._keep(cast("int", request["number"]), self._bind(plan, offsets))
+            number = cast("int", request["number"])
+            self._keep(number, self._bind(plan, offsets))
             # Before it is timed. Most of an arena may belong to others, or to other cases.
             starts = [offsets[b.id] for b in plan.buffers]
             stops = [offsets[b.id] + b.nbytes for b in plan.buffers]
-            self.populate(min(starts, default=0), max(stops, default=0))
+            self._ranges[number] = min(starts, default=0), max(stops, default=0)
+            self.populate(*self._ranges[number])
+        elif verb == "populate":
+            for number in cast("list[int]", request["numbers"]):
+                self.populate(*self._ranges[number])
         elif verb == "forget":
             self._keep(cast("int", request["number"]), None)
         elif verb == "house":

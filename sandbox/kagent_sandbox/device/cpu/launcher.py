@@ -217,6 +217,11 @@ class CpuLauncher:
         """Drop a prepared plan."""
         self._ask({"do": "forget", "number": self._numbers.pop(key)}, (), _PREPARE_S)
 
+    def populate(self, keys: Sequence[str]) -> None:
+        """See `Launcher`. The process goes on meanwhile."""
+        numbers = [self._numbers[key] for key in keys]
+        self._ask({"do": "populate", "numbers": numbers}, (), _PREPARE_S)
+
     def stop(self) -> None:
         """Stop all threads of the process, until it is asked for something.
 

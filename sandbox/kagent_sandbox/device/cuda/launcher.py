@@ -181,6 +181,9 @@ class GpuLauncher:
         """Drop a prepared plan."""
         self._ask("forget", PREPARE_LIMIT_S, key=key)
 
+    def populate(self, keys: Sequence[str]) -> None:
+        """Return at once: the device has all of the arena."""
+
     def stop(self) -> None:
         """Return at once: the device is idle between calls."""
 

@@ -226,6 +226,14 @@ class LauncherSession:
         self._suspend(None)
         yield
 
+    def populate(self, placements: Sequence[PlanPlacement], case: str) -> None:
+        """Have the placements' launcher hold their memory; see `Launcher`.
+
+        Nobody else goes on until its sample is over, who could change that.
+        """
+        with self.clock.part("prepare"), self._turn(placements[0], case) as launcher:
+            launcher.populate([s.key for s in placements])
+
     def settle(self) -> None:
         """Empty caches and let threads rest, right before a sample."""
         with self.clock.part("settle"):

@@ -114,6 +114,8 @@ class TimedBlocks:
         placements = self._now(side)
         block: list[float] = []
         readings: list[SpotReading] = []
+        # Before its inputs are there: it goes on for that, and nobody else does until the end.
+        self.session.populate(placements, self.case.name)
         for i in range(samples):
             self.side = side
             input_sets = self._write(placements)

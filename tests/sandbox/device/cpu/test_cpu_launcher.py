@@ -14,6 +14,7 @@ from pathlib import Path
 import brief_timing
 import pytest
 import torch
+from kagent_sandbox.confine.libc import libc
 from kagent_sandbox.data.plan import (
     Alloc,
     Buffer,
@@ -486,6 +487,32 @@ def test_asking_costs_no_pages_of_memory_that_nobody_has_read_yet(backend, monke
         launcher.load({})
     assert len(faults) == 36
     assert statistics.median(faults) < 50
+
+
+def minor_faults(launcher):
+    stat = Path(f"/proc/{launcher._child.pid()}/stat").read_text()
+    return int(stat.rsplit(")", 1)[1].split()[7])
+
+
+def test_pages_that_others_took_are_back_before_a_sample(launcher, arena):
+    """A hole in the arena is one in all page tables. The judge's writing fills its own alone."""
+    args = [Pointer(0, 0), Pointer(1, 0), Scalar("i64", 100_000), Scalar("f32", 3.0)]
+    plan = launch_plan("scale", args, [8, 8, 8, 4], nbytes=400_000)
+    launcher.prepare("k", plan, {0: 0, 1: 409_600})
+    launcher.run("k", limit_s=10.0)
+    faults = []
+    for again in (False, True):
+        launcher.stop()
+        nbytes = ctypes.c_int64(arena.nbytes)
+        assert libc.fallocate(arena.fd, 3, ctypes.c_int64(0), nbytes) == 0
+        if again:
+            launcher.populate(["k"])
+            launcher.stop()
+        arena.bytes(0, arena.nbytes).fill_(1)
+        before = minor_faults(launcher)
+        launcher.sample(["k"], limit_s=10.0)
+        faults.append(minor_faults(launcher) - before)
+    assert faults[0] > 4 * faults[1]
 
 
 def test_a_sample_is_the_mean_time_of_its_runs(launcher):

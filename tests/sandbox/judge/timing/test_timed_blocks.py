@@ -56,6 +56,10 @@ class Told:
     def wait_until_idle(self):
         self._log.append("hush")
 
+    def populate(self, keys):
+        self._log.append(("populate", *keys))
+        self._launcher.populate(keys)
+
     def sample(self, keys, *, limit_s, observe=nothing):
         self._log.append(tuple(keys))
         self._launcher.sample(keys, limit_s=limit_s, observe=observe)
@@ -166,6 +170,27 @@ def test_a_tie_is_timed_in_full_in_abba_order_from_place_to_place(judge, backend
     # The wall clock is taken where the last block was.
     assert any(entry[0] == "wall" for entry in backend.log)
     assert backend.log[0] == "hush"
+
+
+def test_who_is_timed_holds_its_memory_before_its_inputs_are_there(judge, backend, monkeypatch):
+    """It goes on for that, when it may see nothing of what it will be timed on."""
+    write = PlanPlacement.write
+
+    def note(placement, *values):
+        backend.log.append(("write", placement.key))
+        write(placement, *values)
+
+    monkeypatch.setattr(PlanPlacement, "write", note)
+    assert isinstance(evaluate(judge, GOOD, GOOD), Passed)
+    held, written = (), ()
+    for entry in backend.log:
+        if entry[0] == "populate":
+            held, written = entry[1:], ()
+        elif entry[0] == "write":
+            written = entry[1:]
+        elif entry[0].startswith("t"):
+            assert held == written == entry
+    assert sum(entry[0] == "populate" for entry in backend.log) >= 8
 
 
 def test_no_draw_of_earlier_executions_is_held_while_the_next_is_made(judge, monkeypatch):

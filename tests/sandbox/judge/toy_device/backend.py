@@ -72,6 +72,9 @@ class ToyLauncher:
     def forget(self, key):
         self._runner.perform({"do": "forget", "number": self._numbers[key]}, ())
 
+    def populate(self, keys):
+        CALLS["populate"] += 1
+
     def stop(self):
         CALLS["stop"] += 1
 
