@@ -1,5 +1,9 @@
 """Layout of a plan's buffers in an arena, with the guard bands around them.
 
+Inputs come first, then results in their order, then all else. So the results of plans that are
+compared lie in the same places, and no plan puts scratch memory of its own where a rival's result
+lies. One whose result is a part of a larger buffer still can.
+
 A freed buffer's slot is reused only by a buffer of exactly its size, as chunked host code makes
 them. So no guard band is ever inside of another buffer, and every one must be intact after any run.
 
@@ -68,8 +72,12 @@ def lay_out(
     for buffer in plan.buffers:
         if buffer.kind == "input":
             offsets[buffer.id] = new_slot(buffer.nbytes)
+    for buffer_id in dict.fromkeys(t.buffer for t in plan.outputs):
+        if buffer_id not in offsets:  # else an input that is written in place
+            at = offsets[buffer_id] = new_slot(size[buffer_id])
+            scratch.append((at, at + size[buffer_id]))
     for op in plan.ops:
-        if isinstance(op, Alloc):
+        if isinstance(op, Alloc) and op.buffer not in offsets:
             nbytes = size[op.buffer]
             slots = free.get(nbytes)
             if slots:

@@ -3,7 +3,7 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kagent_sandbox.data.plan import Alloc, Buffer, Free, Plan
+from kagent_sandbox.data.plan import Alloc, Buffer, Free, Plan, TensorRef
 from kagent_sandbox.judge.arena.layout import ALIGN, GUARD, lay_out, lay_out_many
 
 
@@ -52,6 +52,19 @@ def test_live_buffers_and_guards_never_overlap(plan, start, beyond):
         assert any(g0 == ends and g1 - g0 >= GUARD for g0, g1 in guards)
     assert layout.start == start
     assert all(start <= a <= b <= layout.stop for a, b in guards)
+
+
+def test_results_lie_in_the_same_places_whatever_a_plan_allocates_before():
+    """Or a plan's scratch memory could lie where another's result does, if it chooses so."""
+    x, y, z = Buffer(0, "input", 5000, "x"), Buffer(1, "scratch", 5000), Buffer(2, "scratch", 100)
+    more = Buffer(3, "scratch", 5000)
+    results = tuple(TensorRef(b, 0, (25,), (1,), "float32") for b in (1, 2, 1))
+    plain = Plan("cpu", (x, y, z), (Alloc(1), Alloc(2)), results, ())
+    other = Plan("cpu", (x, more, z, y), (Alloc(3), Alloc(2), Free(3), Alloc(1)), results, ())
+    one, two = lay_out(plain), lay_out(other)
+    assert {b: two.offsets[b] for b in one.offsets} == one.offsets
+    assert two.offsets[3] > max(one.offsets.values())
+    assert one.scratch == two.scratch[:2]
 
 
 def test_a_freed_slot_is_reused_by_a_buffer_of_its_size():
