@@ -57,24 +57,35 @@ def hotspots(
     _device: DeviceOption = None,
 ) -> None:
     """Rank what a script's steps do by the time above this device's ceilings."""
-    from kagent.runs.files import write_file
+    from kagent.runs.files import place_for, require_folder, write_file
     from kagent.workload.hotspots import find_hotspots, to_json, write_region
     from kagent.workload.hotspots_page import render
     from kagent.workload.hotspots_view import hotspots_view, taken_view
 
+    place = None if page is None else place_for(page)  # before minutes of profiling
+    if take is not None:
+        require_folder(to)
     with status(quiet=json_) as say:
         found = find_hotspots(script, args or [], warmup=warmup, steps=steps, kind=step, say=say)
-    if page is not None:
+    if not json_:
+        out.print(hotspots_view(found, count))
+    path: Path | None = None
+    fault: UserError | None = None  # what was measured is still shown
+    if take is not None:
         try:
-            write_file(page, render(found))
-        except OSError as e:
-            raise UserError(f"{page}: cannot be written ({e.strerror})") from None
-    path = write_region(found, take, to) if take is not None else None
+            path = write_region(found, take, to)
+        except UserError as e:
+            fault = e
     if json_:
         print_json({**to_json(found), "taken": None if path is None else str(path)})
-        return
-    out.print(hotspots_view(found, count))
-    if path is not None and take is not None:
+    elif path is not None and take is not None:
         out.print(taken_view(found.find(take), path))
-    if page is not None:
-        err.print(f"{page} has the whole step")
+    if page is not None and place is not None:
+        try:
+            write_file(place, render(found))
+        except OSError as e:
+            raise UserError(f"{page}: cannot be written ({e.strerror})") from None
+        if not json_:
+            err.print(f"{page} has the whole step")
+    if fault is not None:
+        raise fault

@@ -42,24 +42,26 @@ def report(
         bool, typer.Option("--live", help="Serve it on loopback; it follows the run.")
     ] = False,
     port: Annotated[
-        int, typer.Option(help="Port of --live; 0 takes a free one.", min=0, max=65535)
-    ] = 0,
+        int | None, typer.Option(help="Port of --live (0: a free one).", min=0, max=65535)
+    ] = None,
     folder: RunsOption = None,
 ) -> None:
     """Write a run as one HTML page that needs nothing else, or serve it while the run goes on."""
     from kagent.review.live import PageServer
     from kagent.review.page import render
-    from kagent.runs.files import write_file
+    from kagent.runs.files import place_for, write_file
     from kagent.runs.manifest import find_run
     from kagent.runs.store import read_history
 
+    if port is not None and not live:
+        raise UserError(f"--port is for --live: add --live, or omit --port {port}")
     found = find_run(load_config(runs=folder).runs, run)
     if live:
         if output is not None:
             raise UserError("--live serves a page and writes none: omit --output")
         read_history(found)  # report a faulty run here, not in a browser
         try:
-            server = PageServer(found, port)
+            server = PageServer(found, port or 0)
         except OSError as e:
             raise UserError(f"port {port} on 127.0.0.1: {e.strerror}; try --port 0") from None
         with server:
@@ -68,10 +70,11 @@ def report(
                 server.serve_forever()
             except KeyboardInterrupt:
                 return
-    store, history = read_history(found)
     target = output if output is not None else Path(f"{found.name}.html")
+    place = place_for(target)
+    store, history = read_history(found)
     try:
-        write_file(target, render(found.name, store.manifest, history))
+        write_file(place, render(found.name, store.manifest, history))
     except OSError as e:
         raise UserError(f"{target}: cannot be written ({e.strerror})") from None
     out.print(str(target), soft_wrap=True)

@@ -222,14 +222,17 @@ def report(
     json_: JsonOption = False,
 ) -> None:
     """Print a suite's results, and write them as one HTML page that needs nothing else."""
+    from kagent.runs.files import place_for
     from kagent.suite.record import Suite, read_record
     from kagent.suite.results import read_results, results_json
     from kagent.suite.view import results_view
 
+    if output is not None:
+        if json_:
+            raise UserError("--json prints and writes no page: omit --output")
+        place_for(output)
     results = read_results(folder, read_record(folder, Suite))
     if json_:
-        if output is not None:
-            raise UserError("--json prints and writes no page: omit --output")
         print_json(results_json(results))
         return
     _print(results_view(results))
@@ -417,11 +420,11 @@ def _print(parts: Iterable[RenderableType]) -> None:
 
 
 def _write_page(results: SuiteResults, path: Path) -> Path:
-    from kagent.runs.files import write_file
+    from kagent.runs.files import place_for, write_file
     from kagent.suite.page import render
 
     try:
-        write_file(path, render(results))
+        write_file(place_for(path), render(results))
     except OSError as e:
         raise UserError(f"{path}: cannot be written ({e.strerror})") from None
     return path

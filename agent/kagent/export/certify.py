@@ -33,7 +33,7 @@ from kagent.export.measuring import (
 )
 from kagent.export.own_tests import failure_of
 from kagent.export.packaging import without_tests_of
-from kagent.export.reading import PACKAGES, OnDisk
+from kagent.export.reading import PACKAGES, OnDisk, kinds_of, needs_gpu, no_device_text
 from kagent.export.record import (
     TORCH,
     DeviceRecord,
@@ -93,11 +93,6 @@ class Certificate:
         return bool(self.checked) and not faults
 
 
-def kinds_of(operator: OperatorRecord) -> set[Kind]:
-    """Kinds of device that an operator has kernels for."""
-    return {k.written_in.kind for k in operator.kernels}
-
-
 def certify(
     disk: OnDisk, host: ExportHost, say: Say, names: Sequence[str] = ()
 ) -> tuple[Certificate, list[tuple[OperatorRecord, LibraryTimes]]]:
@@ -130,15 +125,9 @@ def certify(
                 say(f"{operator.task}: {len(kernels)} kernel{'s'[: len(kernels) > 1]}")
                 wanted.append((operator, kernels, kind))
             else:
-                skipped |= {
-                    k.id: f"needs an NVIDIA GPU, and {host.place} has none" for k in kernels
-                }
+                skipped |= needs_gpu(kernels, host.place)
     if not wanted:
-        raise UserError(
-            f"{disk.folder}: {host.place} has no device for any of its kernels ("
-            + "; ".join(f"{k}: {why}" for k, why in skipped.items())
-            + ")"
-        )
+        raise UserError(no_device_text(disk, host.place, skipped))
     sessions: list[tuple[OperatorRecord, LibraryTimes]] = []
     doubted: list[tuple[OperatorRecord, list[KernelRecord], Kind]] = []
     found = measure_each(wanted, host, say)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.records import RecordError, from_json, to_json
 from kagent_sandbox.errors import UserError
 from kagent_sandbox.syntax import parse
@@ -62,6 +63,22 @@ class OnDisk:
             }
         except OSError as e:
             raise UserError(f"{self.folder}: cannot be read ({e.strerror}: {e.filename})") from None
+
+
+def kinds_of(operator: OperatorRecord) -> set[Kind]:
+    """Kinds of device that an operator has kernels for."""
+    return {k.written_in.kind for k in operator.kernels}
+
+
+def needs_gpu(kernels: Sequence[KernelRecord], place: str) -> dict[str, str]:
+    """Kernels' ids, with why they do not run where there is no GPU."""
+    return {k.id: f"needs an NVIDIA GPU, and {place} has none" for k in kernels}
+
+
+def no_device_text(disk: OnDisk, place: str, skipped: Mapping[str, str]) -> str:
+    """Refusal of a library that has no kernel for a machine, with the reason for each."""
+    reasons = "; ".join(f"{kernel}: {why}" for kernel, why in skipped.items())
+    return f"{disk.folder}: {place} has no device for any of its kernels ({reasons})"
 
 
 def hash_of(path: Path) -> str:

@@ -32,7 +32,11 @@ _KNOWN = (("events", _TABLE), ("events", _UNCHECKED_TABLE), ("sqlite_sequence", 
 
 
 def write_file(path: Path, data: str | bytes) -> None:
-    """Write a file so that its name never shows half of it."""
+    """Write a file so that its name never shows half of it.
+
+    Whatever has the name is replaced, links too: for files of folders that are kagent's own. For a
+    path that a user names, `place_for` says what to write.
+    """
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         partial.write_bytes(data.encode() if isinstance(data, str) else data)
@@ -40,6 +44,60 @@ def write_file(path: Path, data: str | bytes) -> None:
     except OSError:
         partial.unlink(missing_ok=True)
         raise
+
+
+def place_for(path: Path) -> Path:
+    """The file that a path of a user's stands for, which a link may lead to. It can be written now.
+
+    Raises:
+        UserError: Something else than a file is there, or no file can be made there.
+    """
+    with _no_file_there(path):
+        target = path.resolve(strict=False)
+        if target.exists() and not target.is_file():
+            raise UserError(f"{path}: {_kind_of(target)}, where a file was expected: name a file")
+        if not target.parent.is_dir():
+            raise UserError(f"{path}: cannot be written: there is no folder {path.parent}")
+        with tempfile.TemporaryFile(dir=target.parent):
+            pass
+    return target
+
+
+def require_folder(path: Path) -> None:
+    """Make sure that a folder which a user names can be written, or made.
+
+    Raises:
+        UserError: It cannot.
+    """
+    with _no_file_there(path):
+        there = path.resolve(strict=False)
+        while not there.exists():
+            there = there.parent
+        if not there.is_dir():
+            raise UserError(f"{there}: {_kind_of(there)}, where a folder was expected")
+        with tempfile.TemporaryDirectory(prefix=".kagent-", dir=there):
+            pass
+
+
+@contextmanager
+def _no_file_there(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError) as e:  # a loop of links, a name with a zero byte
+        reason = e.strerror if isinstance(e, OSError) else e
+        raise UserError(f"{path}: cannot be written ({reason}): name another place") from None
+
+
+def _kind_of(path: Path) -> str:
+    """The kind of thing that lies at a path, in words."""
+    kinds = {
+        stat.S_ISDIR: "a folder",
+        stat.S_ISREG: "a file",
+        stat.S_ISFIFO: "a pipe",
+        stat.S_ISSOCK: "a socket",
+    }
+    mode = os.stat(path).st_mode
+    return next((name for is_one, name in kinds.items() if is_one(mode)), "a device")
 
 
 _TRIES = 4

@@ -13,8 +13,9 @@ from kagent_sandbox.device.table import device_for, find_device
 from kagent_sandbox.errors import UserError
 from kagent_sandbox.judge.timing.metrics import memory_us
 
+from kagent.runs.files import place_for, write_file
 from kagent.text import short
-from kagent.workload.running import run_script
+from kagent.workload.running import require_script, run_script
 from kagent.workload.step_kind import StepKind
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ def find_hotspots(
         UserError: The script fails or has too few steps.
         MachineError: The device's ceilings cannot be measured.
     """
+    require_script(script)
     say("ceilings of the device")
     name, ceilings = device_ceilings()
     say(f"running {script}")
@@ -258,7 +260,7 @@ def write_region(found: Hotspots, wanted: str, folder: Path) -> Path:
     path = folder / f"region_{region.key}.py"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(region.source["text"], encoding="utf-8")
+        write_file(place_for(path), region.source["text"])
     except OSError as e:
         raise UserError(f"{path}: cannot be written ({e.strerror})") from None
     return path

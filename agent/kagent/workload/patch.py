@@ -28,12 +28,12 @@ from kagent_sandbox.errors import UserError
 from kagent_sandbox.judge.timing import estimates
 from kagent_sandbox.judge.timing.estimates import Interval, PairedSamples
 
-from kagent.runs.files import write_file
+from kagent.runs.files import place_for, write_file
 from kagent.text import interval_text
 from kagent.workload.hotspots_view import millis
-from kagent.workload.patch_file import Library, open_library, patch_text
+from kagent.workload.patch_file import Library, open_library, patch_text, require_device
 from kagent.workload.patching import differences
-from kagent.workload.running import run_script
+from kagent.workload.running import require_script, run_script
 from kagent.workload.sites import Rest, Site, parse_site, region_site, sites_of_torch
 from kagent.workload.step_kind import StepKind
 
@@ -162,9 +162,13 @@ def patch(
         say: Is told what is being done.
 
     Raises:
-        UserError: A library, a site or the script cannot be used.
+        UserError: A library, a site, the script or the file to write cannot be used, or this
+            machine lacks the device for every library's kernels.
     """
+    require_script(script)
+    place = place_for(to)
     opened = [open_library(path) for path in libraries]
+    require_device(libraries)
     sites = _sites(opened, replace)
     with tempfile.TemporaryDirectory(prefix="kagent-") as name:
         folder = Path(name)
@@ -182,7 +186,7 @@ def patch(
     if not kept:
         return timed
     try:
-        write_file(to, patch_text(opened, kept, _account(timed), timed.rest or "operations"))
+        write_file(place, patch_text(opened, kept, _account(timed), timed.rest or "operations"))
     except OSError as e:
         raise UserError(f"{to}: cannot be written ({e.strerror})") from None
     return replace_fields(timed, file=str(to))

@@ -7,12 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kagent_sandbox.device.table import available
 from kagent_sandbox.errors import UserError
 from kagent_sandbox.syntax import parse
 
 from kagent.export.generic import needs_reference
 from kagent.export.packaging import names_of
-from kagent.export.reading import PACKAGES, is_library, read_library
+from kagent.export.reading import (
+    PACKAGES,
+    is_library,
+    kinds_of,
+    needs_gpu,
+    no_device_text,
+    read_library,
+)
 from kagent.workload.sites import Rest, Site
 
 
@@ -55,6 +63,24 @@ def open_library(path: Path) -> Library:
         f"{path}: no exported library: expected a folder of kagent export, or TASK.py of kagent "
         "export --single-file"
     )
+
+
+def require_device(paths: Sequence[Path]) -> None:
+    """Make sure that this machine has a device for a kernel of some library.
+
+    Args:
+        paths: As `open_library` takes them. A single file is not looked into.
+
+    Raises:
+        UserError: It has none.
+    """
+    disks = [read_library(path) for path in paths if is_library(path)]
+    operators = [o for disk in disks for o in disk.library.operators]
+    if len(disks) < len(paths) or any(available(k) for o in operators for k in kinds_of(o)):
+        return
+    place = "this machine"
+    skipped = {k: v for o in operators for k, v in needs_gpu(o.kernels, place).items()}
+    raise UserError(no_device_text(disks[0], place, skipped))
 
 
 def is_region(reference: str) -> bool:

@@ -17,6 +17,18 @@ from typing import Any
 from kagent_sandbox.errors import ChildDied, UserError
 
 
+def require_script(script: Path) -> None:
+    """Make sure that a script is there.
+
+    Raises:
+        UserError: It is not.
+    """
+    if script.is_dir():
+        raise UserError(f"{script}: a folder, where a script was expected: name its Python file")
+    if not script.is_file():
+        raise UserError(f"{script}: no such file: name the script as for `python {script}`")
+
+
 def run_script(observer: str, script: Path, args: Sequence[str], request: Mapping[str, Any]) -> Any:
     """Run a script under an observer.
 
@@ -33,8 +45,7 @@ def run_script(observer: str, script: Path, args: Sequence[str], request: Mappin
         UserError: There is no such file, or the script fails or has no steps.
         ChildDied: The process ended without a result.
     """
-    if not script.is_file():
-        raise UserError(f"{script}: no such file: name the script as for `python {script}`")
+    require_script(script)
     with tempfile.TemporaryDirectory(prefix="kagent-") as name:
         asked, told = Path(name, "request.json"), Path(name, "result.json")
         given = {"script": str(script), "args": list(args), "observer": observer, **request}

@@ -1,0 +1,103 @@
+"""Input that commands refuse: one clear line, before any work, and nothing is made or lost."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from commands import run
+from kagent.export.writing import files_of, write_library
+from kagent.workload import hotspots
+from kagent.workload.hotspots import Hotspots
+from synthetic_library import gpu_library
+
+RUNS = Path(__file__).parents[3] / "runs"
+RUN = RUNS / "softmax-ask-tell"
+
+
+@pytest.fixture
+def kagent(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    return lambda *words: run(monkeypatch, capsys, *words)
+
+
+def refused(ended, said, code=2):
+    assert ended.code == code, ended
+    assert said in " ".join(ended.err.split())
+    assert "Errno" not in ended.err
+    assert "Traceback" not in ended.err
+
+
+@pytest.mark.parametrize("place", [".", "/", ""])
+def test_a_report_is_not_written_over_a_folder(kagent, tmp_path, place):
+    refused(kagent("report", RUN, "-o", place), "a folder, where a file was expected: name a file")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_report_is_not_written_over_a_pipe(kagent, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    refused(kagent("report", RUN, "-o", "pipe"), "pipe: a pipe, where a file was expected")
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+
+
+def test_a_port_is_for_a_live_page(kagent, tmp_path):
+    refused(kagent("report", RUN, "--port", 80), "--port is for --live")
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.fixture
+def profiled(monkeypatch):
+    """Scripts that were profiled."""
+    scripts = []
+
+    def find(script, args, **_):
+        scripts.append(script)
+        return Hotspots(
+            str(script), "a device", "cpu", False, 100.0, 90.0, None, None, 0.0, (), {}, ()
+        )
+
+    monkeypatch.setattr(hotspots, "find_hotspots", find)
+    return scripts
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--page", "/nope/x.html"), "there is no folder /nope"),
+        (("--take", 1, "--to", "/proc/nope"), "/proc/nope: cannot be written"),
+        (("--page", "."), "a folder, where a file was expected"),
+    ],
+)
+def test_hotspots_refuses_places_before_it_profiles(kagent, profiled, words, said):
+    refused(kagent("hotspots", "train.py", *words), said)
+    assert not profiled
+
+
+def test_hotspots_shows_what_it_found_though_the_region_is_missing(kagent, profiled):
+    ended = kagent("hotspots", "train.py", "--take", 99, "--page", "x.html")
+    refused(ended, "--take 99: no such region")
+    assert "a device" in ended.out
+    assert Path("x.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("nope.py", "nope.py: no such file"), ("folder", "folder: a folder, where a script was")],
+)
+def test_hotspots_looks_for_the_script_first(kagent, tmp_path, name, said):
+    (tmp_path / "folder").mkdir()
+    ended = kagent("hotspots", name)
+    refused(ended, said)
+    assert "ceilings" not in ended.err
+
+
+def test_a_library_for_gpus_alone_does_not_patch_without_one(kagent, tmp_path, monkeypatch):
+    monkeypatch.setattr("kagent.workload.patch_file.available", lambda kind: kind == "cpu")
+    monkeypatch.setattr("kagent.workload.patch.run_script", None)
+    library = gpu_library()
+    write_library(library, files_of(library, cubins={}), tmp_path / "library")
+    (tmp_path / "train.py").write_text("")
+    refused(
+        kagent("patch", "train.py", "library"),
+        "library: this machine has no device for any of its kernels",
+    )
