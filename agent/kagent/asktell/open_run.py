@@ -14,6 +14,7 @@ from kagent_sandbox.device.table import available
 from kagent_sandbox.errors import UserError
 
 from kagent.config.settings import Config
+from kagent.evolve.proposers import check_prompts
 from kagent.evolve.remembering import SeedText, seeds_from_memory, take, wanted
 from kagent.evolve.session import kind_for, new_manifest, seeds_for
 from kagent.runs.ask import Nobody
@@ -42,14 +43,16 @@ def new_run(
 
     Raises:
         TaskError: The task has a fault.
-        UserError: There is no such task or target, no seed for it, or the language is not its own.
+        UserError: There is no such task or target, no seed for it, the language is not its own, or
+            the prompts' templates are wrong.
         RunError: The folder cannot be written.
     """
+    config = config.model_copy(update={"proposer": Nobody.name})
+    check_prompts(config)
     task = find_task(task_name)
     kind, target = device_for(config.lang, target)
     seeds = seeds_for(task, kind, config.lang)
     sound_task(task, kind, say)
-    config = config.model_copy(update={"proposer": Nobody.name})
     with RunStore.create(config.runs, new_manifest(task, kind, target, config, {})) as store:
         if config.memory:
             take(store, wanted(task, kind, target, config.lang, seeds), config.runs, say)

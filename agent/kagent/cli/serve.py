@@ -41,13 +41,18 @@ def serve(
     """Judge programs of another search system, in a run of its own."""
     from kagent.api import Run
     from kagent.integrations.judge_client import VARIABLE
+    from kagent.integrations.judge_server import listening
     from kagent.integrations.judge_server import serve as serve_run
 
     isolate(isolation)
-    with Run(task, lang=lang, seed=seed, memory=False, runs=runs, jobs=jobs) as run:
-        out.print(f"{run.folder}: {VARIABLE}={socket.absolute()}", markup=False)
+    with (
+        listening(socket) as listener,  # first: without a socket there is no use for a run
+        Run(task, lang=lang, seed=seed, memory=False, runs=runs, jobs=jobs) as run,
+    ):
+        out.print(f"{VARIABLE}={socket.absolute()}", markup=False, soft_wrap=True)
+        out.print(f"programs are kept in {run.folder}", markup=False, soft_wrap=True)
         try:
-            serve_run(run, socket, lambda text: out.print(text, markup=False))
+            serve_run(run, listener, lambda text: out.print(text, markup=False))
         except KeyboardInterrupt:
             out.print(f"next: kagent judge {run.folder.name} --race", markup=False)
             raise typer.Exit(INTERRUPTED) from None

@@ -115,16 +115,20 @@ def check_models(config: Config) -> tuple[ModelConfig, ...]:
 
 
 def check_prompts(config: Config) -> None:
-    """Read the user's own prompt templates and cards, where models will be asked with them.
+    """Look for the user's own prompt templates and cards. Read them, unless nobody is to be asked
+    with them.
 
     Raises:
         UserError: Their folder is not there, or one of its files is malformed.
     """
-    if config.proposer == "model" and config.prompts is not None:
-        from kagent.prompting.cards import load_cards
-        from kagent.prompting.templates import Templates, folders
+    if config.prompts is None:
+        return
+    from kagent.prompting.templates import Templates, folders
 
-        places = folders(config.prompts)
+    places = folders(config.prompts)
+    if config.proposer in ("model", Nobody.name):
+        from kagent.prompting.cards import load_cards
+
         Templates(places).read_all()
         load_cards([place / "cards" for place in places])
 

@@ -28,32 +28,39 @@ MOST_BYTES = 4 << 20
 _REQUEST_LIMIT_S = 10.0  # for a request, once somebody has connected
 
 
-def serve(run: Run, path: Path, say: Callable[[str], None]) -> None:
+def serve(run: Run, listener: socket.socket, say: Callable[[str], None]) -> None:
     """Judge programs until the process is interrupted.
 
     Args:
         run: The run that they are told to.
-        path: Of the socket, which only this user may use. It is removed at the end.
+        listener: The socket that they come by (`listening`).
         say: Is told each outcome in a line.
-
-    Raises:
-        UserError: There is no place for the socket, or something lies there.
     """
-    with _listening(path) as listener:
-        while True:
-            connection, _ = listener.accept()
-            with connection, contextlib.suppress(OSError):  # one that went away is not waited for
-                connection.settimeout(_REQUEST_LIMIT_S)
-                with connection.makefile("rwb") as stream:
-                    answer = _answer(run, stream.readline(MOST_BYTES + 1), say)
-                    stream.write(json.dumps(answer).encode() + b"\n")
+    while True:
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError):  # one that went away is not waited for
+            connection.settimeout(_REQUEST_LIMIT_S)
+            with connection.makefile("rwb") as stream:
+                answer = _answer(run, stream.readline(MOST_BYTES + 1), say)
+                stream.write(json.dumps(answer).encode() + b"\n")
 
 
 @contextlib.contextmanager
-def _listening(path: Path) -> Iterator[socket.socket]:
+def listening(path: Path) -> Iterator[socket.socket]:
+    """A socket that only this user may use. It is removed at the end.
+
+    Args:
+        path: Of the socket. One that nobody listens at any more is replaced.
+
+    Raises:
+        UserError: There is no place for it, something else lies there, or another judge listens.
+    """
     if path.is_socket():
         _refuse_used(path)
         path.unlink()
+    elif path.exists():
+        kind = "a folder" if path.is_dir() else "a file"
+        raise UserError(f"{path}: {kind}, where a socket would be made: name another path")
     with socket.socket(socket.AF_UNIX) as listener:
         before, made = os.umask(0o177), path.with_name(f"{path.name}.new")
         try:

@@ -101,3 +101,30 @@ def test_a_library_for_gpus_alone_does_not_patch_without_one(kagent, tmp_path, m
         kagent("patch", "train.py", "library"),
         "library: this machine has no device for any of its kernels",
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("ask", "softmax", "--prompts", "nope"), "prompts = nope: no such folder"),
+        (("ask", "softmax", "--prompts", "own"), "task.md.j2:1: "),
+        (("serve", "softmax", "--socket", "/nope/x.sock"), "/nope/x.sock: no place for a socket"),
+    ],
+)
+def test_what_is_refused_leaves_no_run(kagent, tmp_path, words, said):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "task.md.j2").write_text("{% if %}")
+    ended = kagent(*words)
+    refused(ended, said)
+    assert "KAGENT_JUDGE" not in ended.out
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_variable_for_a_judge_stands_alone_on_its_line(kagent, tmp_path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kagent.integrations.judge_server.serve", interrupt)
+    ended = kagent("serve", "softmax", "--socket", "judge.sock", "--lang", "cpp")
+    assert ended.code == 130, ended.err
+    assert f"KAGENT_JUDGE={tmp_path / 'judge.sock'}" in ended.out.splitlines()

@@ -127,6 +127,7 @@ def test_a_device_of_this_machine_is_no_choice_on_a_cluster(evolve, monkeypatch,
 def test_prompts_that_cannot_be_used(evolve, tmp_path):
     model = ("--model", "tiny", "--base-url", "http://localhost:9/v1")
     refused(evolve(*model, "--prompts", tmp_path / "none"), "no such folder", UserError)
+    refused(evolve("--prompts", tmp_path / "none"), "no such folder", UserError)  # the tuner's
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "task.md.j2").write_text("fine\n{% if %}\n")
     refused(evolve(*model, "--prompts", tmp_path / "own"), "task.md.j2:2: ", UserError)

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from kagent.asktell.results import Result
@@ -40,8 +41,8 @@ def path(tmp_path):
     stopped = threading.Event()
 
     def serve():
-        with pytest.raises(KeyboardInterrupt):
-            judge_server.serve(Stopping(), path, lambda _: None)
+        with judge_server.listening(path) as listener, pytest.raises(KeyboardInterrupt):
+            judge_server.serve(Stopping(), listener, lambda _: None)
         stopped.set()
 
     class Stopping(StandIn):
@@ -83,8 +84,11 @@ def test_what_is_no_verdict_is_an_error_and_the_next_program_is_judged(path, mon
     with socket.socket(socket.AF_UNIX) as connection:  # one that goes away
         connection.connect(str(path))
     assert judge(GOOD, str(path)).correct
-    with pytest.raises(UserError, match="another judge listens there"):
-        judge_server.serve(StandIn(), path, print)
+    with (
+        pytest.raises(UserError, match="another judge listens there"),
+        judge_server.listening(path),
+    ):
+        pass
     monkeypatch.delenv("KAGENT_JUDGE", raising=False)
     with pytest.raises(JudgeError, match="start `kagent serve TASK`"):
         judge(GOOD)
@@ -99,14 +103,22 @@ def test_only_its_user_may_use_the_socket(path):
 def test_a_stale_socket_is_replaced_and_a_place_that_is_none_is_named(tmp_path):
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(tmp_path / "stale"))
-    with judge_server._listening(tmp_path / "stale"):
+    with judge_server.listening(tmp_path / "stale"):
         pass
     for bad in (tmp_path / "no" / "folder", tmp_path / ("x" * 200)):
         with (
             pytest.raises(UserError, match="no place for a socket"),
-            judge_server._listening(bad),
+            judge_server.listening(bad),
         ):
             pass
+    (tmp_path / "file").write_text("mine")
+    for bad, kind in ((tmp_path / "file", "a file"), (Path(), "a folder")):
+        with (
+            pytest.raises(UserError, match=f"{kind}, where a socket would be made"),
+            judge_server.listening(bad),
+        ):
+            pass
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_shinka_gets_its_two_files(path, tmp_path, monkeypatch):
