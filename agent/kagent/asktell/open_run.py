@@ -16,7 +16,7 @@ from kagent_sandbox.errors import UserError
 from kagent.config.settings import Config
 from kagent.evolve.proposers import check_prompts
 from kagent.evolve.remembering import SeedText, seeds_from_memory, take, wanted
-from kagent.evolve.session import kind_for, new_manifest, seeds_for
+from kagent.evolve.session import kind_for, new_manifest, require_writable, seeds_for
 from kagent.runs.ask import Nobody
 from kagent.runs.store import RunStore
 from kagent.tasks import find_task, sound_task
@@ -52,6 +52,7 @@ def new_run(
     task = find_task(task_name)
     kind, target = device_for(config.lang, target)
     seeds = seeds_for(task, kind, config.lang)
+    require_writable(config.runs)
     sound_task(task, kind, say)
     with RunStore.create(config.runs, new_manifest(task, kind, target, config, {})) as store:
         if config.memory:

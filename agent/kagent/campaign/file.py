@@ -34,6 +34,7 @@ OWN = (
     *("configs", "tune", "early_stop", "stop_at"),
 )
 """Options of a run that a campaign's file may set, for all tasks or for one."""
+_NONE = "no task there: expected a task's folder, a folder of tasks, or a TOML file"
 _MOST_BYTES = 1 << 20
 
 
@@ -77,7 +78,11 @@ def read_file(path: Path) -> CampaignFile:
             raise UserError(f"{path}: no key {place}: a campaign has {have}") from None
         problem = first["msg"].removeprefix("Value error, ")
         raise UserError(f"{path}: {place}: {problem}, got {first['input']!r:.80}") from None
-    except (OSError, ValueError, RecursionError) as e:
+    except OSError as e:
+        missing = isinstance(e, FileNotFoundError)
+        reason = "no such file" if missing else f"cannot be read ({e.strerror})"
+        raise UserError(f"{path}: {reason}: expected a campaign's TOML file") from None
+    except (ValueError, RecursionError) as e:
         raise UserError(f"{path}: cannot be read as TOML: {e}") from None
 
 
@@ -125,7 +130,7 @@ def plan(sources: Sequence[str], asked: CampaignFile, on: str = LOCAL) -> Campai
     runs: list[CampaignRun] = []
     tables = [TaskTable(task=t) if isinstance(t, str) else t for t in asked.tasks]
     for table in tables:
-        for problem in find_problems([table.task]):
+        for problem in find_problems([table.task], _NONE):
             if problem.form is not Form.TASK:
                 raise UserError(f"{problem.path}: no task: kagent import makes one of it")
             options = {**asked.options, **table.options}

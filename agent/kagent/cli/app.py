@@ -237,6 +237,23 @@ def isolate(flag: str | None) -> None:
     ask_for(load_config(isolation=flag).isolation)
 
 
+def runs_to_list(folder: Path | None) -> Path:
+    """The folder whose runs a command lists. The default one need not be there yet.
+
+    Args:
+        folder: As `--runs` takes it.
+
+    Raises:
+        UserError: It is no folder.
+    """
+    where = load_config(runs=folder).runs
+    if where.exists() and not where.is_dir():
+        raise UserError(f"{where}: a file, where a folder of runs was expected")
+    if folder is not None and not where.exists():
+        raise UserError(f"{where}: no such folder: --runs names a folder of runs")
+    return where
+
+
 def refuse_device(device: str | None, where: str) -> None:
     """Make sure that no device of this machine is chosen for work that is elsewhere.
 

@@ -43,10 +43,13 @@ def new(
     """Make a task of a PyTorch function or module, with seeds, and check it."""
     from kagent.authoring.new_task import make_task, parse_vary
     from kagent.authoring.tracing.operation import load_module, make_operation, named
+    from kagent.runs.files import require_folder
 
     path, _, attribute = target.rpartition(":")
     if not path:
         raise UserError(f"{target}: expected FILE:NAME, as in my_module.py:RMSNorm")
+    if to is not None:
+        require_folder(to)
     axes = parse_vary(vary or [])
     file = Path(path).expanduser()
     with status(quiet=json_) as say:

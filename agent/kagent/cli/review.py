@@ -24,6 +24,7 @@ from kagent.cli.app import (
     isolate,
     out,
     print_json,
+    runs_to_list,
     status,
 )
 from kagent.config.settings import load_config
@@ -114,9 +115,15 @@ def top(
 ) -> None:
     """List the best candidates of all runs, by task and device."""
     from kagent.review import compare
+    from kagent.tasks import is_task
 
-    where = load_config(runs=folder).runs
+    where = runs_to_list(folder)
     rows = compare.top_rows(where, task, count)
+    if task is not None and not rows and not is_task(task):
+        raise UserError(
+            f"no task {task!r}, and no finished candidates of one in {where}: kagent tasks lists "
+            "the tasks"
+        )
     if json_:
         print_json(rows)
     elif rows:

@@ -22,6 +22,7 @@ from kagent.cli.app import (
     isolate,
     out,
     print_json,
+    runs_to_list,
     status,
 )
 from kagent.config.settings import load_config
@@ -37,7 +38,7 @@ def runs(folder: RunsOption = None, json_: JsonOption = False) -> None:
     """List the runs."""
     from kagent.ui import run_view
 
-    where = load_config(runs=folder).runs
+    where = runs_to_list(folder)
     rows = run_view.runs_json(where)
     if json_:
         print_json(rows)

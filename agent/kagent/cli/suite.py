@@ -227,12 +227,12 @@ def report(
     from kagent.suite.results import read_results, results_json
     from kagent.suite.view import results_view
 
-    if output is not None:
-        if json_:
-            raise UserError("--json prints and writes no page: omit --output")
+    if output is not None and not json_:
         place_for(output)
     results = read_results(folder, read_record(folder, Suite))
     if json_:
+        if output is not None:
+            raise UserError("--json prints and writes no page: omit --output")
         print_json(results_json(results))
         return
     _print(results_view(results))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,6 +38,7 @@ from kagent.config.values import (
 )
 from kagent.llm.model_config import OPENAI_URL, ModelConfig, host_of, is_local
 
+_FILE, _PROJECT = "kagent.toml", "pyproject.toml"
 _SECRET = ("api_key", "base_url")  # never shown in an error: an address may hold a password
 NO_MODEL = (
     "set a model: --model NAME, KAGENT_MODEL, or model in kagent.toml, with KAGENT_BASE_URL and "
@@ -71,7 +73,7 @@ class Config(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix="KAGENT_",
         env_ignore_empty=True,
-        toml_file="kagent.toml",
+        toml_file=_FILE,
         pyproject_toml_table_header=("tool", "kagent"),
         extra="forbid",
         frozen=True,
@@ -222,6 +224,8 @@ def load_config(**flags: object) -> Config:
         UserError: A value does not fit, or an option does not exist; the text says which and where.
     """
     _no_misspelt_variable()
+    if Path(_FILE).exists() and not Path(_FILE).is_file():
+        raise UserError(f"{_FILE}: a folder or a device, where a file was expected: move it away")
     given = {name: value for name, value in flags.items() if value is not None}
     try:
         return Config(**given)  # type: ignore[arg-type]
@@ -230,7 +234,7 @@ def load_config(**flags: object) -> Config:
     except SettingsError as e:
         text = f"{e}: expected JSON"
     except (ValueError, RecursionError) as e:  # TOML that cannot be read
-        text = f"kagent.toml or pyproject.toml: {e}"
+        text = f"{_unreadable()}: {e}"
     raise UserError(text)  # out of the handlers: what was caught may hold a key
 
 
@@ -242,10 +246,44 @@ def _fault(error: pydantic.ValidationError) -> str:
         nested = len(place) > 1
         have = ", ".join(ModelTable.model_fields if nested else Config.model_fields)
         where = f" in {_named(place[:-1])}" if nested else ""
-        return f"no option {place[-1]!r}{where}: there are {have}"
+        return f"{_file_with(place[0])}no option {place[-1]!r}{where}: there are {have}"
     problem = first["msg"].removeprefix("Value error, ")
     secret = place[-1] in _SECRET if place else True
     return f"option {_named(place)}: {problem}" + ("" if secret else f", got {first['input']!r}")
+
+
+def _unreadable() -> str:
+    """The first file of settings that is no TOML."""
+    for name in (_FILE, _PROJECT):
+        try:
+            _tables(name)
+        except (ValueError, RecursionError):
+            return name
+    return f"{_FILE} or {_PROJECT}"
+
+
+def _file_with(option: str | int) -> str:
+    """The file that sets an option, as the beginning of an error; "" if none does."""
+    for name in (_FILE, _PROJECT):
+        if option in _tables(name):
+            return f"{name}: "
+    return ""
+
+
+def _tables(name: str) -> dict[str, Any]:
+    """Options that a file sets. A file that is not there sets none.
+
+    Raises:
+        ValueError: It is no TOML.
+    """
+    try:
+        read = tomllib.loads(Path(name).read_text(encoding="utf-8"))
+    except OSError:
+        return {}
+    if name == _PROJECT:
+        tool = read.get("tool", {})
+        read = tool.get("kagent", {}) if isinstance(tool, dict) else {}
+    return read if isinstance(read, dict) else {}
 
 
 def _named(place: list[str | int]) -> str:

@@ -241,7 +241,8 @@ def _only_a_file(path: Path) -> None:
         RunError: This is.
     """
     if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise RunError(f"{path}: expected a file, and it is a link or a device")
+        kind = "a link" if path.is_symlink() else _kind_of(path)
+        raise RunError(f"{path}: {kind}, where a file was expected")
 
 
 def read_file(path: Path) -> str:
@@ -253,7 +254,11 @@ def read_file(path: Path) -> str:
     _only_a_file(path)
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as e:
+    except FileNotFoundError:
+        raise RunError(f"{path} is missing: put it back, or start a new run") from None
+    except OSError as e:
+        raise RunError(f"{path}: cannot be read ({e.strerror})") from None
+    except UnicodeDecodeError as e:
         raise RunError(f"{path}: {e}") from None
 
 
@@ -302,7 +307,16 @@ def clear_errors(folder: Path) -> Iterator[None]:
         if e.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             remedy = "make it writable, or name another place with --runs"
             raise RunError(f"{folder}: cannot be written: {remedy}") from None
-        raise RunError(f"{folder}: {e}") from None
+        if e.errno in (errno.EEXIST, errno.ENOTDIR):
+            way = next((p for p in (folder, *folder.parents) if p.exists()), folder)
+            if not way.is_dir():
+                raise RunError(
+                    f"{way}: {_kind_of(way)}, where a folder was expected: name another place"
+                ) from None
+        if e.errno == errno.ENOENT and not folder.exists():
+            raise RunError(f"{folder}: cannot be made there: name another place") from None
+        other = f" ({e.filename})" if e.filename not in (None, str(folder)) else ""
+        raise RunError(f"{folder}: {e.strerror or e}{other}") from None
     except UnicodeDecodeError as e:  # from an error of sqlite's that quotes what it read
         raise RunError(f"{folder}/lineage.sqlite is damaged: {e}") from None
     except sqlite3.Error as e:
@@ -312,6 +326,11 @@ def clear_errors(folder: Path) -> Iterator[None]:
         if "readonly" in text or "unable to open" in text:
             remedy = "make it writable, or name another place with --runs"
             raise RunError(f"{folder}: cannot be written: {remedy}") from None
+        if "no such table" in text:
+            raise RunError(
+                f"{folder}/lineage.sqlite is damaged (it holds no events): put it back from a "
+                "copy, or start a new run"
+            ) from None
         if isinstance(e, sqlite3.OperationalError):
             raise RunError(f"{folder}/lineage.sqlite: {e}") from None
         raise RunError(f"{folder}/lineage.sqlite is damaged: {e}") from None

@@ -83,8 +83,12 @@ def read_manifest(folder: Path) -> Manifest:
         data = json.loads(read_regular(path, MOST_BYTES))
     except (FileNotFoundError, NotADirectoryError):
         raise RunError(f"{folder}: no run there (no run.json)") from None
-    except (OSError, ValueError, RecursionError, UserError) as e:
-        raise RunError(str(e) if isinstance(e, UserError) else f"{path}: {e}") from None
+    except OSError as e:
+        raise RunError(f"{path}: cannot be read ({e.strerror})") from None
+    except UserError as e:
+        raise RunError(str(e)) from None
+    except (ValueError, RecursionError):
+        raise RunError(f"{path} is damaged (not JSON): restore it, or start a new run") from None
     version = data.get("format") if isinstance(data, dict) else None
     if isinstance(version, int) and version > FORMAT:
         raise RunError(
@@ -153,6 +157,8 @@ def find_run(runs: Path, name: str) -> Path:
         return matches[0]
     if matches:
         raise RunError(f"several runs begin with {name!r}: {', '.join(p.name for p in matches)}")
+    if Path(name).expanduser().is_dir():
+        raise RunError(f"{name}: no run there (no run.json)")
     have = f"the last are {', '.join(p.name for p in known[-3:])}" if known else "it has none"
     raise RunError(f"no run {name!r} in {runs}: {have}")
 

@@ -169,7 +169,10 @@ def load_catalogue(
     """
     unknown = sorted(set(chapters) - set(CHAPTERS))
     if unknown:
-        raise UserError(f"no chapter {unknown[0]!r} in the corpus: there are {', '.join(CHAPTERS)}")
+        raise UserError(
+            f"no chapter {unknown[0]!r}: there are {', '.join(CHAPTERS)}, and machine: the checks "
+            "of this machine"
+        )
     folders = item_folders(corpus or corpus_folder())
     missing = sorted(set(only) - folders.keys())
     if missing:

@@ -53,18 +53,26 @@ def absolute(source: str) -> str:
     return str(path.resolve()) if source not in task_names() and path.exists() else source
 
 
-def find_problems(sources: Sequence[str]) -> list[Problem]:
+_NONE = (
+    "no problem there: expected a task's folder, a file with Model and get_inputs, a problem of KernelBench-Hard, a "
+    "definition of FlashInfer-Bench, or a folder of such"
+)
+
+
+def find_problems(sources: Sequence[str], none: str = _NONE) -> list[Problem]:
     """The problems that sources stand for, in the order given; of a folder by number, then letter.
 
     Args:
         sources: Names of tasks; folders of tasks, or of problems in any form, at any depth; files.
             Names of a single folder's problems are paths below it. With several sources, they
             begin with the folder's own name.
+        none: Error where a source has no problem, and what was expected, in words.
 
     Raises:
         UserError: A source is none of these, or two problems have one name.
     """
-    found = [p for source in sources for p in _problems_of(source, alone=len(sources) == 1)]
+    alone = len(sources) == 1
+    found = [p for source in sources for p in _problems_of(source, none, alone=alone)]
     twice = [name for name, count in Counter(p.name for p in found).items() if count > 1]
     if twice:
         paths = " and ".join(p.path for p in found if p.name == twice[0])
@@ -72,7 +80,7 @@ def find_problems(sources: Sequence[str]) -> list[Problem]:
     return found
 
 
-def _problems_of(source: str, *, alone: bool) -> list[Problem]:
+def _problems_of(source: str, none: str, *, alone: bool) -> list[Problem]:
     path = Path(source).expanduser()
     if is_task(source) or not path.exists():
         task = find_task(source)  # its error says what there is
@@ -81,11 +89,7 @@ def _problems_of(source: str, *, alone: bool) -> list[Problem]:
     root = path if alone and path.is_dir() else path.parent
     found = [Problem(_name(Path(p), root), form, p, more) for form, p, more in _inside(path)]
     if not found:
-        raise UserError(
-            f"{source}: no problem there: expected a task's folder, a file with Model and "
-            "get_inputs, a problem of KernelBench-Hard, a definition of FlashInfer-Bench, or a "
-            "folder of such"
-        )
+        raise UserError(f"{source}: {none}")
     return sorted(found, key=lambda p: _by_number(p.name))
 
 

@@ -1,6 +1,7 @@
 """Input that commands refuse: one clear line, before any work, and nothing is made or lost."""
 
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -128,3 +129,59 @@ def test_the_variable_for_a_judge_stands_alone_on_its_line(kagent, tmp_path, mon
     ended = kagent("serve", "softmax", "--socket", "judge.sock", "--lang", "cpp")
     assert ended.code == 130, ended.err
     assert f"KAGENT_JUDGE={tmp_path / 'judge.sock'}" in ended.out.splitlines()
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """A copy of a run, here."""
+    shutil.copytree(RUN, tmp_path / "b")
+    return tmp_path / "b"
+
+
+def test_damage_to_a_run_is_told_in_words(kagent, stored):
+    kernel = next(stored.glob("kernels/*.py"))
+    kernel.rename("kernel")
+    refused(kagent("show", "./b"), f"b/kernels/{kernel.name} is missing: put it back", 4)
+    Path("kernel").rename(kernel)
+    (stored / "run.json").write_text("")
+    refused(kagent("show", "./b"), "b/run.json is damaged (not JSON): restore it, or start a", 4)
+    shutil.copyfile(RUN / "run.json", stored / "run.json")
+    (stored / "lineage.sqlite").write_bytes(b"")
+    refused(kagent("show", "./b"), "b/lineage.sqlite is damaged (it holds no events)", 4)
+    assert "it holds no events" in kagent("verify", "./b").out
+    (stored / "lineage.sqlite").unlink()
+    (stored / "lineage.sqlite").mkdir()
+    refused(kagent("show", "./b"), "b/lineage.sqlite: a folder, where a file was expected", 4)
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "code"),
+    [
+        (("ask", "softmax", "--runs", "file"), "file: a file, where a folder was expected", 4),
+        (("ask", "softmax", "--runs", "file/a"), "file: a file, where a folder was expected", 4),
+        (("ask", "softmax", "--runs", "/proc/x"), "/proc/x: cannot be made there", 4),
+        (("campaign", "softmax", "--to", "file"), "file: a file, where a folder was expected", 4),
+        (("campaign", "no.toml"), "no.toml: no such file: expected a campaign's TOML file", 2),
+        (("campaign", "folder"), "folder: no task there: expected a task's folder, a "
+         "folder of tasks, or a TOML file", 2),
+        (("new", "folder:f"), "folder: a folder, where a Python file was expected", 2),
+        (("new", "own.py:f", "--to", "/proc/nope"), "/proc/nope: cannot be written", 2),
+        (("show", "./folder"), "./folder: no run there (no run.json)", 4),
+        (("selftest", "--chapter", "nope"), "beyond, and machine", 2),
+        (("runs", "--runs", "file"), "file: a file, where a folder of runs was expected", 2),
+        (("runs", "--runs", "nope"), "nope: no such folder", 2),
+        (("top", "softmax", "--runs", "nope"), "nope: no such folder", 2),
+        (("top", "nope"), "no task 'nope'", 2),
+    ],
+)  # fmt: skip
+def test_places_and_names_are_refused_in_words(kagent, tmp_path, words, said, code):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "own.py").write_text("def f(x): return x\n")
+    refused(kagent(*words), said, code)
+    assert (tmp_path / "file").read_text() == ""
+
+
+def test_no_runs_yet_is_no_mistake(kagent):
+    for words in (("runs",), ("top",), ("top", "softmax")):
+        assert kagent(*words).code == 0

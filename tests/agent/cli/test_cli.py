@@ -282,11 +282,12 @@ def test_settings_come_from_flags_then_the_environment_then_kagent_toml(
     assert "no runs in from_toml:" in kagent("runs").out
     monkeypatch.setenv("KAGENT_RUNS", "from_environment")
     assert "no runs in from_environment:" in kagent("runs").out
+    (tmp_path / "from_flag").mkdir()
     assert "no runs in from_flag:" in kagent("runs", "--runs", "from_flag").out
     (tmp_path / "kagent.toml").write_text("rnus = 1")
     assert "no option 'rnus': there are runs" in kagent("runs").err
     (tmp_path / "kagent.toml").write_text("runs = ")
-    assert "kagent.toml or pyproject.toml" in kagent("runs").err
+    assert "kagent: kagent.toml: " in kagent("runs").err
     (tmp_path / "kagent.toml").unlink()
     monkeypatch.setenv("KAGENT_JOBS", "many")
     ended = kagent("runs")

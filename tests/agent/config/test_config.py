@@ -36,8 +36,15 @@ def test_precedence(monkeypatch):
 
 def test_an_unknown_option_is_an_error():
     toml("buget = 2\n")
-    with pytest.raises(UserError, match=r"no option 'buget': there are runs, budget"):
+    with pytest.raises(UserError, match=r"^kagent.toml: no option 'buget': there are runs, budget"):
         load_config()
+    Path("kagent.toml").unlink()
+    Path("pyproject.toml").write_text("[tool.kagent]\nbuget = 2\n")
+    with pytest.raises(UserError, match=r"^pyproject.toml: no option 'buget'"):
+        load_config()
+    Path("pyproject.toml").unlink()
+    with pytest.raises(UserError, match=r"^no option 'budgte'"):
+        load_config(budgte=1)
 
 
 def test_an_unknown_option_of_a_model_is_an_error():
@@ -76,6 +83,21 @@ def test_a_misspelt_variable_is_an_error_and_another_program_is_left_alone(monke
 def test_a_wrong_value_is_named(option, value):
     with pytest.raises(UserError, match=f"option {option}: .*got {value!r}"):
         load_config(**{option: value})
+
+
+def test_a_file_that_is_no_toml_is_named():
+    Path("pyproject.toml").write_text("[tool.kagent\n")
+    with pytest.raises(UserError, match=r"^pyproject.toml: "):
+        load_config()
+    toml("budget = = 2\n")
+    with pytest.raises(UserError, match=r"^kagent.toml: "):
+        load_config()
+
+
+def test_a_folder_is_no_file_of_settings():
+    Path("kagent.toml").mkdir()
+    with pytest.raises(UserError, match=r"^kagent.toml: a folder or a device, where a file was"):
+        load_config()
 
 
 @pytest.mark.parametrize("text", ["budget = = 2\n", "models = 3\n", "model = 3\n"])

@@ -170,7 +170,7 @@ def test_verify_has_a_line_for_all_that_is_damaged(folder, monkeypatch, capsys):
     assert "event 1 is damaged" in lines[0]
     assert f"event {last} is damaged" in lines[1]
     assert any("changed after it was stored" in line for line in lines)
-    assert any("No such file" in line for line in lines)
+    assert any("is missing: put it back" in line for line in lines)
     assert len(lines) == 4
     assert end.endswith(" 4 findings")
     found = commands.run(monkeypatch, capsys, "verify", folder, "--json")

@@ -131,10 +131,10 @@ def test_kernels_and_databases_that_are_no_files(home, copy):
     kernel = next((copy / "kernels").iterdir())
     kernel.unlink()
     os.mkfifo(kernel)
-    assert "a link or a device" in refused(home, copy)
+    assert "a pipe, where a file was expected" in refused(home, copy)
     (copy / "lineage.sqlite").unlink()
     (copy / "lineage.sqlite").symlink_to(home / "lineage.sqlite")
-    with pytest.raises(RunError, match="a link or a device"):
+    with pytest.raises(RunError, match="a link, where a file was expected"):
         RunStore.open(copy, write=False)
 
 
@@ -156,7 +156,7 @@ def test_a_neighbour_that_is_no_run_stops_nobody(tmp_path):
     with pytest.raises(RunError, match="no run 'mine'"):
         find_run(tmp_path, "mine")
     for folder in (deep, pipe):
-        with pytest.raises(RunError, match=r"run\.json: "):
+        with pytest.raises(RunError, match=r"run\.json(: | is damaged)"):
             read_manifest(folder)
 
 

@@ -354,7 +354,7 @@ def write(draft: TaskDraft, folder: Path) -> None:
         (folder / "task.toml").write_text(task_toml(draft), encoding="utf-8")
         (folder / "reference.py").write_text(reference_py(draft), encoding="utf-8")
     except OSError as e:
-        raise UserError(f"{folder}: {e}") from None
+        raise UserError(f"{folder}: cannot be written ({e.strerror})") from None
 
 
 def accepted(trials: Trials, cases: Iterable[DraftCase]) -> Iterator[tuple[DraftCase, Tried]]:

@@ -83,6 +83,8 @@ def load_module(path: Path) -> ModuleType:
     Raises:
         UserError: It cannot be imported.
     """
+    if path.is_dir():
+        raise UserError(f"{path}: a folder, where a Python file was expected")
     if not path.is_file():
         raise UserError(f"{path}: no such file: expected a Python file")
     name = f"kagent_source_{path.stem}"
