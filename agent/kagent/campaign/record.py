@@ -85,6 +85,8 @@ class Campaign(Record):
     FILE = "campaign.json"
     WHAT = "campaign"
     BEGIN = "kagent campaign"
+    ITEM = "task"
+    FAST = "> {}×"
 
     devices: tuple[str, ...]
     seeds: int

@@ -18,6 +18,7 @@ from kagent.review.summary import winner_of
 from kagent.runs.history import History
 from kagent.runs.manifest import Manifest
 from kagent.ui.live import clock
+from kagent.ui.run_view import budget_of
 
 _HERE = Path(__file__).parent
 STYLE = _HERE / "page/report.css"
@@ -48,6 +49,7 @@ def render(folder: str, manifest: Manifest, history: History, *, live: bool = Fa
         losses=summary.losses(history),
         trust=summary.trust(manifest.environment, history),
         edits=summary.edits(history, path),
+        budget=budget_of(manifest, history),
         elapsed=clock(history.elapsed_s),
         rejected=sum(lineage.rejections().values()),
         environment=report_data.environment_rows(manifest),

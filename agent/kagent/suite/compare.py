@@ -322,9 +322,9 @@ def _side(p: ProblemResult) -> tuple[Text, Text]:
 
 
 def _figures_table(found: SuitePair) -> TextTable:
-    table = view.empty_figures_table()
+    table = view.empty_figures_table(found.before.record)
     for side, f in zip((found.before, found.after), found.figures, strict=True):
-        _, *cells = view.figures_row(f)
+        _, *cells = view.figures_row(f, side.record)
         table.add_row(side.name, *cells)
     return table
 

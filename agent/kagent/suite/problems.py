@@ -54,8 +54,8 @@ def absolute(source: str) -> str:
 
 
 _NONE = (
-    "no problem there: expected a task's folder, a file with Model and get_inputs, a problem of KernelBench-Hard, a "
-    "definition of FlashInfer-Bench, or a folder of such"
+    "no problem there: expected a task's folder, a file with Model and get_inputs, a problem of "
+    "KernelBench-Hard, a definition of FlashInfer-Bench, or a folder of such"
 )
 
 

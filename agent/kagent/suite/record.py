@@ -129,6 +129,10 @@ class Record:
     """Kind of such a folder: "suite"."""
     BEGIN: ClassVar[str]
     """The command that makes one."""
+    ITEM: ClassVar[str] = "problem"
+    """Word for each of its problems: "problem", "task"."""
+    FAST: ClassVar[str] = "fast_{}"
+    """Head of the share of problems that are so many times as fast."""
 
     sources: tuple[str, ...]
     settings: Settings

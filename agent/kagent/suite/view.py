@@ -16,18 +16,18 @@ from kagent.text import interval_text
 from kagent.ui.table import Column, TextTable
 from kagent.ui.tables import ratio_text, verdict_text
 
-FAST = (
-    "fast_p is the share of finished problems that are correct and more than p times as fast. "
-    "A problem that failed, or where the other did not run, counts as not faster"
-)
-UNKNOWN = "Left out of fast_p and of the means, for the other lacked memory of the device"
 RACES = "All ratios are of final races on hidden cases; the searches' estimates have no part"
-MEANS = "Geometric means are over correct problems alone, as many as are named"
+_FAST = (
+    "{fast} is the share of finished {item}s that are correct and more than p times as fast. "
+    "A {item} that failed, or where the other did not run, counts as not faster"
+)
+_UNKNOWN = "Left out of {fast} and of the means, for the other lacked memory of the device"
+_MEANS = "Geometric means are over correct {item}s alone, as many as are named"
 
 
 def results_view(results: SuiteResults) -> Iterator[RenderableType]:
     """Describe every problem, then the figures over all of them."""
-    yield Text(results.name, "bold").append(f": {progress_text(results.all)}", "default")
+    yield Text(results.name, "bold").append(f": {progress_text(results)}", "default")
     yield Text(setting_text(results), "dim")
     yield problems_table(results)
     for p in results.problems:
@@ -43,16 +43,26 @@ def results_view(results: SuiteResults) -> Iterator[RenderableType]:
         yield opponents_table(results)
     if unknown := unknown_text(results):
         yield Text(f"\n{unknown}", "yellow")
-    yield Text(f"\n{FAST}. {MEANS}. {RACES}.", "dim")
+    yield Text(f"\n{explained(results.record)} {RACES}.", "dim")
     if len(results.devices) > 1:
         yield Text(devices_text(results), "yellow")
     if results.record.left:
         yield Text(f"not finished: {len(results.record.left)}; --resume goes on")
 
 
-def progress_text(f: Figures) -> str:
+def explained(record: Record) -> str:
+    """Definitions of the figures over all problems."""
+    return f"{_worded(record, _FAST)}. {_worded(record, _MEANS)}."
+
+
+def _worded(record: Record, text: str) -> str:
+    return text.format(item=record.ITEM, fast=record.FAST.format("p"))
+
+
+def progress_text(results: SuiteResults) -> str:
     """'2 of 3 problems finished: 1 correct, 1 failed (1 seed)'."""
-    text = f"{f.finished} of {f.problems} problems finished: {f.correct} correct"
+    f, item = results.all, results.record.ITEM
+    text = f"{f.finished} of {f.problems} {item}s finished: {f.correct} correct"
     steps = ", ".join(f"{count} {step}" for step, count in f.failed.items())
     return f"{text}, {f.finished - f.correct} failed" + (f" ({steps})" if steps else "")
 
@@ -72,7 +82,8 @@ def searches_text(record: Record) -> str:
 
 def devices_text(results: SuiteResults) -> str:
     """The warning where races ran on several devices."""
-    return f"races ran on {len(results.devices)} devices: figures over all problems mix them"
+    items = f"{results.record.ITEM}s"
+    return f"races ran on {len(results.devices)} devices: figures over all {items} mix them"
 
 
 def notes_of(p: ProblemResult) -> tuple[str, ...]:
@@ -99,7 +110,7 @@ def unknown_text(results: SuiteResults) -> str:
         if speed.unknown
     )
     listed = "; ".join(left_out)
-    return f"{UNKNOWN}: {listed}" if listed else ""
+    return f"{_worded(results.record, _UNKNOWN)}: {listed}" if listed else ""
 
 
 def state_text(p: ProblemResult) -> str:
@@ -132,7 +143,7 @@ def problems_table(results: SuiteResults) -> TextTable:
     ways = [o for o in results.opponents if o != BEST_OF_TORCH]
     table = TextTable(
         (
-            Column("problem"),
+            Column(results.record.ITEM),
             Column("state"),
             Column("× best of torch", right=True),
             Column("95 % interval", right=True, drop=1),
@@ -156,38 +167,47 @@ def problems_table(results: SuiteResults) -> TextTable:
 
 def figures_table(results: SuiteResults) -> TextTable:
     """Figures over all problems, and over each group, beside the best of torch."""
-    table = empty_figures_table()
+    table = empty_figures_table(results.record)
     for f in (*results.groups, results.all):
-        table.add_row(*figures_row(f))
+        table.add_row(*figures_row(f, results.record))
     return table
 
 
-def empty_figures_table() -> TextTable:
+def empty_figures_table(record: Record) -> TextTable:
     """The table that `figures_row` makes rows of."""
-    title, *headers = FIGURES
+    title, *headers = figures_head(record)
     numbers = (Column(h, right=True, drop=h == "finished") for h in headers)
     return TextTable((Column(""), *numbers), title=title)
 
 
 def opponents_table(results: SuiteResults) -> TextTable:
     """Figures over all problems, beside each opponent."""
-    table = TextTable(tuple(Column(h, right=i > 0) for i, h in enumerate(BESIDE)))
+    table = TextTable(
+        tuple(Column(h, right=i > 0) for i, h in enumerate(beside_head(results.record)))
+    )
     for row in opponents_rows(results):
         table.add_row(*row)
     return table
 
 
-_SPEED = (*(f"fast_{p:g}" for p in THRESHOLDS), "geometric mean")
-FIGURES = ("beside the best of torch", "finished", "correct", *SpeedVerdict, *_SPEED)
-"""Headers of `figures_row`."""
-BESIDE = ("all problems, beside", *_SPEED)
-"""Headers of `opponents_rows`."""
+def figures_head(record: Record) -> tuple[str, ...]:
+    """Headers of `figures_row`."""
+    return ("beside the best of torch", "finished", "correct", *SpeedVerdict, *_speed_head(record))
 
 
-def figures_row(f: Figures) -> tuple[str, ...]:
+def beside_head(record: Record) -> tuple[str, ...]:
+    """Headers of `opponents_rows`."""
+    return (f"all {record.ITEM}s, beside", *_speed_head(record))
+
+
+def _speed_head(record: Record) -> tuple[str, ...]:
+    return (*(record.FAST.format(f"{p:g}") for p in THRESHOLDS), "geometric mean")
+
+
+def figures_row(f: Figures, record: Record) -> tuple[str, ...]:
     """Cells of the table of figures."""
     return (
-        f.group or "all problems",
+        f.group or f"all {record.ITEM}s",
         f"{f.finished} of {f.problems}",
         str(f.correct),
         *(str(f.verdicts[v]) for v in SpeedVerdict),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from kagent_sandbox.data.race import TORCH, Race
 from kagent_sandbox.data.verdict import SpeedVerdict
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from kagent.runs.events import Stop
@@ -56,7 +56,7 @@ def end_of_run(
     if (selftest := selftest_line(read_manifest(folder).environment)) is not None:
         yield Text(selftest)
     if (memory := recalled_text(outcome.history)) is not None:
-        yield memory
+        yield Group(memory)  # wrapped between words, as `kagent show` has it
     if not len(lineage):
         yield Text("nothing was evaluated before the run ended")
     elif best is None:

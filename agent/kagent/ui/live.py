@@ -39,6 +39,7 @@ from kagent.runs.lineage import Candidate, Operator, Proposal, roofline_share
 _RECENT = 8  # verdicts that the panel shows
 _BAR = 50  # characters
 _FLYING = 6  # lines
+_PLACE = 13  # characters of a verdict's line before the candidate's name
 
 
 def speed_text(speed_up: float) -> str:
@@ -212,9 +213,9 @@ class DisplayState:
         return text
 
     def flight_lines(self) -> list[str]:
-        """'#7 cpp_rows: build, 0:03', the longest in its step first."""
+        """'#7 cpp_rows: build, 0:03': asks, then candidates, by number."""
         now = time.monotonic()
-        flying = sorted(self.in_flight.values(), key=lambda f: f.since_s)
+        flying = [f for _, f in sorted(self.in_flight.items())]
         lines = [f"{f.name}: {f.step.value}, {clock(now - f.since_s)}" for f in flying[:_FLYING]]
         more = len(flying) - _FLYING
         return [*lines, *([f"and {more} more"] if more > 0 else [])]
@@ -260,6 +261,19 @@ def record_line(event: Recorded, budget: int) -> Text:
     line.no_wrap = True
     line.overflow = "ellipsis"
     return line
+
+
+def record_lines(event: Recorded, budget: int, width: int) -> Text:
+    """`record_line` on a second line, too, where the first has no room for what changed."""
+    line = record_line(event, budget)
+    if line.cell_len <= width:
+        return line
+    head, rest = line.divide([_PLACE])
+    room = max(width - _PLACE, 1)
+    first, *others = rest.wrap(Console(width=room), room)
+    second = Text(" ").join(others)
+    second.truncate(room, overflow="ellipsis")
+    return head.append_text(first).append("\n" + " " * _PLACE).append_text(second)
 
 
 def _one_line(proposal: Proposal) -> str:
@@ -333,11 +347,12 @@ class LiveDisplay:
         if isinstance(event, Withdrawn):  # stays on the screen
             self._console.print(Text(withdrawn_text(event), "red"), soft_wrap=True)
         elif isinstance(event, Recorded):
-            line = record_line(event, self._state.budget)
+            budget = self._state.budget
             if event.promoted or event.candidate.proposal.operator is Operator.SEED:
-                self._console.print(line, no_wrap=True, overflow="ellipsis")  # stays on the screen
+                line = record_lines(event, budget, self._console.width)  # stays on the screen
+                self._console.print(line, no_wrap=True, overflow="ellipsis")
             else:
-                self._recent = [*self._recent[-_RECENT + 1 :], line]
+                self._recent = [*self._recent[-_RECENT + 1 :], record_line(event, budget)]
 
     def _render(self) -> RenderableType:
         state = self._state

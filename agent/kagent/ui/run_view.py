@@ -16,11 +16,12 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 from rich.tree import Tree
 
+from kagent.runs.ask import Nobody
 from kagent.runs.final_race import FinalRace
 from kagent.runs.history import History
 from kagent.runs.ideas import effects
 from kagent.runs.lineage import Candidate, Lineage, Operator
-from kagent.runs.manifest import list_runs
+from kagent.runs.manifest import Manifest, list_runs
 from kagent.runs.profiles import stored_profiles
 from kagent.runs.selftest_record import line as selftest_line
 from kagent.runs.store import RunStore, read_history
@@ -53,7 +54,7 @@ def runs_json(runs: Path) -> list[Mapping[str, object]]:
                 "target": store.manifest.target,
                 "started": store.manifest.started,
                 "evaluated": history.lineage.counted,
-                "budget": history.budget if history.budgets else None,
+                "budget": budget_of(store.manifest, history),
                 "incumbent": best.id if best else None,
                 "speed_up": math.exp(history.lineage.log_speed(best.id)) if best else None,
                 **_raced(history),
@@ -61,6 +62,12 @@ def runs_json(runs: Path) -> list[Mapping[str, object]]:
             }
         )
     return rows
+
+
+def budget_of(manifest: Manifest, history: History) -> int | None:
+    """Evaluations that a run may use; None where it has no limit: it is answered from outside."""
+    limited = history.budgets and manifest.proposer != Nobody.name
+    return history.budget if limited else None
 
 
 def _raced(history: History) -> Mapping[str, object]:
@@ -102,7 +109,7 @@ def runs_view(rows: list[Mapping[str, object]]) -> RenderableType:
             str(row["task"]),
             str(row["device"] or f"{row['target']} (not measured yet)"),
             str(row["stop"] or "not ended"),
-            f"{row['evaluated']}/{row['budget'] or '–'}",
+            str(row["evaluated"]) + ("" if row["budget"] is None else f"/{row['budget']}"),
             "–" if best is None else f"#{best}",
             speed_text(speed_up if isinstance(speed_up, float) else 0.0),
             speed_text(ratio if isinstance(ratio, float) else 0.0),

@@ -175,9 +175,11 @@ def test_one_run_that_fails_ends_no_other_and_ctrl_c_ends_all(kagent, tmp_path, 
     for words in (
         "a, cpu, seed 0: failed: search: no such luck",
         "b, cpu, seed 0: failed: machine: its process ended with status 3",
-        "2 of 2 problems finished: 0 correct, 2 failed",
+        "2 of 2 tasks finished: 0 correct, 2 failed",
     ):
         assert words in done.out, done.out
+    assert "problem" not in done.out
+    assert "fast_" not in done.out
     assert "no such luck" in (tmp_path / "c/report.html").read_text()
 
     def interrupt(*_):

@@ -16,7 +16,15 @@ from kagent.runs.events import (
     Working,
 )
 from kagent.runs.lineage import Candidate, Operator, Proposal
-from kagent.ui.live import DisplayState, LiveDisplay, PlainDisplay, clock, display_for, outcome
+from kagent.ui.live import (
+    DisplayState,
+    LiveDisplay,
+    PlainDisplay,
+    clock,
+    display_for,
+    outcome,
+    record_lines,
+)
 from kagent_sandbox.data.verdict import Comparison, Rejected, Stage, Status
 from rich.cells import cell_len
 from rich.console import Console
@@ -79,6 +87,20 @@ def test_the_panel_says_where_a_run_stands():
 def test_a_verdict_takes_one_line_at_80_columns():
     _, panel = live(80)
     assert sum("BLOCK" in line or "#1" in line for line in panel.splitlines()) == 1
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100])
+def test_what_stays_on_the_screen_has_what_changed(width):
+    line = record_lines(EVENTS[-1], 10, width).plain
+    first, second = line.split("\n")
+    assert first.startswith("#3     2/10  cpp_rows")
+    assert second.startswith(" " * 13)
+    assert max(cell_len(first), cell_len(second)) <= width
+    if width >= 80:
+        assert "new incumbent" in " ".join(line.split())
+        assert "tune: " in line
+    wide = record_lines(EVENTS[-1], 10, 400).plain
+    assert "\n" not in wide
 
 
 def test_elsewhere_than_on_a_terminal_a_line_per_verdict():
@@ -162,3 +184,12 @@ def test_what_is_in_flight_is_listed_and_the_rest_counted():
     lines = state.flight_lines()
     assert lines[0] == "#0: build, 0:00"
     assert lines[-1] == "and 3 more"
+    state = DisplayState()
+    state.see(Working(11, Step.BUILD))
+    state.see(Working(2, Step.MEASURE))
+    state.see(Asked(14, Operator.REWRITE))
+    assert [line.split(":")[0] for line in state.flight_lines()] == [
+        "ask 14 (rewrite)",
+        "#2",
+        "#11",
+    ]

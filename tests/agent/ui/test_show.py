@@ -1,12 +1,14 @@
 import dataclasses
 import io
 import json
+from pathlib import Path
 
 import pytest
 from commands import run
 from kagent.asktell.views import best_text
 from kagent.cli.evolve import exit_code
 from kagent.evolve.session import Outcome
+from kagent.review import page
 from kagent.runs.events import Stop
 from kagent.runs.lineage import Facts, Lineage, find_candidate
 from kagent.runs.manifest import FORMAT
@@ -15,7 +17,7 @@ from kagent.ui import tables
 from kagent.ui.candidate_view import candidate_view
 from kagent.ui.end_of_run import end_of_run, next_flags, verdict
 from kagent.ui.live import clock
-from kagent.ui.run_view import path_view
+from kagent.ui.run_view import path_view, runs_json, runs_view
 from kagent.ui.tables import candidate_labels
 from kagent_sandbox.data.records import from_json, to_json
 from kagent_sandbox.data.verdict import Rejected
@@ -25,6 +27,8 @@ from rich.console import Console
 from simulated_evolution import stored_run
 from synthetic_lineages import failure, with_compiler_output
 from synthetic_races import synthetic_final
+
+ANSWERED = Path(__file__).parents[3] / "runs" / "softmax-ask-tell"
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +142,15 @@ def test_runs_are_listed_beside_damaged_and_newer_ones(tmp_path, monkeypatch, ca
     shown = run(monkeypatch, capsys, "show", "newer", "--runs", tmp_path / "runs")
     assert shown.code == 4
     assert f"run format {FORMAT + 1}" in shown.err
+
+
+def test_a_run_that_is_answered_from_outside_has_no_budget():
+    (row,) = (r for r in runs_json(ANSWERED.parent) if r["run"] == ANSWERED.name)
+    assert row["budget"] is None
+    line = next(x for x in rendered([runs_view([row])], 150).splitlines() if ANSWERED.name in x)
+    assert f"{row['evaluated']}/" not in line
+    store, history = read_history(ANSWERED)
+    assert f">{row['evaluated']} in " in page.render(ANSWERED.name, store.manifest, history)
 
 
 def outcome(folder, stop=None):
