@@ -160,7 +160,7 @@ def test_two_gpus_share_a_run(folder, tmp_path):
 
 def test_a_campaign_has_a_run_on_each(folder, tmp_path):
     text = kagent(
-        *("campaign", folder, "--devices", "cuda:0", "--devices", "cuda:1", "--budget", 4),
+        *("campaign", folder, "--device", "cuda:0", "--device", "cuda:1", "--budget", 4),
         *("--lang", "triton", "--to", tmp_path / "night"),
         codes=(0, 1),  # 1: no final race has a winner
     )

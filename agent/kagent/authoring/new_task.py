@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -139,6 +140,7 @@ def make_task(
     *,
     vary: Mapping[tuple[str, int], str] | None = None,
     seeds: bool = True,
+    force: bool = False,
     say: Say = lambda _: None,
 ) -> Made:
     """Make a task of an operation.
@@ -149,6 +151,8 @@ def make_task(
         vary: Names of the dimensions that vary, by argument and dimension. By default all do that
             can, and that are not small.
         seeds: Whether seeds are derived, too (`write_seeds`).
+        force: Whether files of a folder that is there are replaced, once the new ones are made.
+            Its other files stay.
         say: Is told what is being done.
 
     Raises:
@@ -156,6 +160,16 @@ def make_task(
         AuthoringError: The operation cannot become a task.
         TaskError: The task has a fault that could not be mended.
     """
+    if force and folder.is_dir():
+        with tempfile.TemporaryDirectory(prefix=".kagent-", dir=folder.parent) as name:
+            fresh = Path(name) / folder.resolve().name
+            made = make_task(operation, fresh, vary=vary, seeds=seeds, say=say)
+            for file in (p for p in fresh.iterdir() if p.is_file()):
+                file.replace(folder / file.name)
+        derived = tuple(
+            replace(d, path=None if d.path is None else folder / d.path.name) for d in made.derived
+        )
+        return replace(made, folder=folder, derived=derived)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: it is there already: name another with --to, or remove it")
     began = time.perf_counter()

@@ -66,6 +66,7 @@ def campaign(
     devices: Annotated[
         list[str] | None,
         typer.Option(
+            "--device",
             metavar="cpu|cuda:N|UUID|TYPE",
             help="Device to use, TYPE on a cluster; may be repeated (the first GPU, or cpu).",
         ),

@@ -26,6 +26,7 @@ def kernelbench(
     ],
     to: Annotated[Path, typer.Option(help="Folder that the tasks' folders are made in.")] = Path(),
     seeds: SeedsOption = True,
+    force: ForceOption = False,
     json_: JsonOption = False,
 ) -> None:
     """Make a task of each KernelBench problem, with seeds, and check it."""
@@ -41,7 +42,8 @@ def kernelbench(
             with status(quiet=json_) as say:
                 say(f"reading {file}")
                 operation = read_problem(file)
-                made = make_task(operation, to / operation.name, seeds=seeds, say=say)
+                place = to / operation.name
+                made = make_task(operation, place, seeds=seeds, force=force, say=say)
         except UserError as e:
             if len(files) == 1:
                 raise

@@ -185,5 +185,5 @@ def _environment(device: DeviceRecord) -> Iterator[tuple[str, str]]:
             yield name, words(known[key])
     tested = known.get("selftest")
     if isinstance(tested, Mapping) and "digest" in tested:
-        yield "self-test of the judge", words(f"digest {tested['digest']}")
+        yield "selftest of the judge", words(f"digest {tested['digest']}")
     yield "date", words(device.date)

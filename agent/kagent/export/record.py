@@ -43,7 +43,7 @@ class OriginRecord:
     started: str  # local time, ISO 8601
     kagent: str  # version that made the run
     task_digest: str
-    selftest: str  # digest of the self-test on that machine; "" where none was run
+    selftest: str  # digest of the selftest on that machine; "" where none was run
 
 
 @dataclass(frozen=True, slots=True)

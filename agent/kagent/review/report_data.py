@@ -166,7 +166,7 @@ def environment_rows(manifest: Manifest) -> list[tuple[str, str]]:
     noise = noise_of(env)
     found = (
         ("isolation", env.get("isolation")),
-        ("self-test", selftest_told(env)),
+        ("selftest", selftest_told(env)),
         ("noise", noise and noise.text),
         ("host", env.get("host")),
         ("Python", env.get("python")),

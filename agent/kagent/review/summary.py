@@ -198,7 +198,7 @@ def _visible_cases(speed: Speed) -> str:
 
 
 def trust(environment: Mapping[str, object], history: History) -> list[Trust]:
-    """Noise, disturbances, isolation and self-test of the judge, each in words."""
+    """Noise, disturbances, isolation and selftest of the judge, each in words."""
     found = [_noise(environment), _disturbances(history), _isolation(environment, history)]
     found.append(_selftest(environment))
     final = history.race
@@ -287,19 +287,17 @@ def _isolation(environment: Mapping[str, object], history: History) -> Trust:
 def _selftest(environment: Mapping[str, object]) -> Trust:
     stored = environment.get("selftest")
     if stored is None:
-        return Trust("self-test", "unknown", "this run has no record of one")
+        return Trust("selftest", "unknown", "this run has no record of one")
     try:
         record = from_json(SelftestRecord, stored)
     except RecordError:
         text = f"{NOT_RUN} on that machine with those versions (kagent selftest)"
-        return Trust("self-test", "caution", text)
+        return Trust("selftest", "caution", text)
     right = f"the judge was right on {record.ran - len(record.missed)} of {record.ran}"
     text = f"{right} attacks, faults and honest twins ({record.when[:10]}, tier {record.tier})"
     if record.missed:
-        return Trust(
-            "self-test", "bad", f"{text}; wrong on {', '.join(record.missed[:MOST_NOTES])}"
-        )
-    return Trust("self-test", "ok", text)
+        return Trust("selftest", "bad", f"{text}; wrong on {', '.join(record.missed[:MOST_NOTES])}")
+    return Trust("selftest", "ok", text)
 
 
 # -- why ------------------------------------------------------------------------------------------

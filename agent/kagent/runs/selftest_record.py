@@ -1,4 +1,4 @@
-"""Outcome of a self-test of the whole corpus, kept in the user's cache and shown with later runs.
+"""Outcome of a selftest of the whole corpus, kept in the user's cache and shown with later runs.
 
 A record belongs to one device, one set of versions and one corpus: after a change of any of them
 the selftest has not been run.
@@ -81,13 +81,13 @@ def newest(key: str, versions: Mapping[str, str]) -> SelftestRecord | None:
 
 
 def in_environment(key: str, versions: Mapping[str, str]) -> object:
-    """Return what a run stores about the self-test: the record, or a note that there is none."""
+    """Return what a run stores about the selftest: the record, or a note that there is none."""
     record = newest(key, versions)
     return NOT_RUN if record is None else to_json(record)
 
 
 def told(environment: Mapping[str, object]) -> str | None:
-    """Return a report's line about the self-test; None for runs of versions that had none."""
+    """Return a report's line about the selftest; None for runs of versions that had none."""
     stored = environment.get("selftest")
     if stored is None:
         return None

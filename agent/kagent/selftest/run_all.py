@@ -33,7 +33,7 @@ there.
 
 @dataclass
 class Report:
-    """The result of a self-test. `results` are in the order of the catalogue."""
+    """The result of a selftest. `results` are in the order of the catalogue."""
 
     results: Sequence[EntryResult] = ()
     checks: list[Check] = field(default_factory=list)

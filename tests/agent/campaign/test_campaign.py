@@ -113,7 +113,7 @@ def test_a_library_is_made_where_the_campaign_was(device, session, options):
 @pytest.mark.timeout(900)
 def test_a_campaign_that_is_killed_goes_on_and_keeps_its_budget(kagent, tmp_path):
     tasks_in(tmp_path, "a", "b")
-    words = ["campaign", "a", "b", "--lang", "cpp", "--devices", "cpu", "--budget", "4"]
+    words = ["campaign", "a", "b", "--lang", "cpp", "--device", "cpu", "--budget", "4"]
     words += ["--seeds", "2", "--to", "c"]
     folder = tmp_path / "c"
     process = subprocess.Popen(
@@ -170,7 +170,7 @@ def test_one_run_that_fails_ends_no_other_and_ctrl_c_ends_all(kagent, tmp_path, 
         " else sys.exit(3)"
     )
     monkeypatch.setattr(running, "_WORKER", ("-c", code))
-    done = kagent("a", "b", "--lang", "cpp", "--devices", "cpu", "--budget", 4, "--to", "c")
+    done = kagent("a", "b", "--lang", "cpp", "--device", "cpu", "--budget", 4, "--to", "c")
     assert done.code == 1
     for words in (
         "a, cpu, seed 0: failed: search: no such luck",
@@ -186,7 +186,7 @@ def test_one_run_that_fails_ends_no_other_and_ctrl_c_ends_all(kagent, tmp_path, 
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(running.CampaignRunner, "_ask", interrupt)
-    ended = kagent("a", "b", "--lang", "cpp", "--devices", "cpu", "--to", "d")
+    ended = kagent("a", "b", "--lang", "cpp", "--device", "cpu", "--to", "d")
     assert ended.code == 130
     assert "Resume with: kagent campaign a b --resume --to d" in ended.err
 
@@ -382,9 +382,9 @@ def test_mistakes_are_a_line(kagent, tmp_path):
         (("a", "b"), "name the campaign with --to"),
         (("a", "a", "--to", "c", "--lang", "cpp"), "task a is named twice"),
         (("a", "b", "--to", "c", "--lang", "cpp", "--budget", 1), "give --budget 2 or more"),
-        (("a", "--devices", "cpu", "--devices", "cpu"), "device cpu is named twice"),
-        (("a", "--devices", "gpu"), "no device 'gpu': expected cpu, cuda"),
-        (("a", "--devices", "cpu", "--lang", "triton"), "language triton has no kernels for cpu"),
+        (("a", "--device", "cpu", "--device", "cpu"), "device cpu is named twice"),
+        (("a", "--device", "gpu"), "no device 'gpu': expected cpu, cuda"),
+        (("a", "--device", "cpu", "--lang", "triton"), "language triton has no kernels for cpu"),
         (("a", "--max-time", "soon"), "--max-time: expected a time"),
         (("a", "--max-cost", "0"), "expected dollars above 0"),
         (("a", "--resume"), "no campaign there"),

@@ -126,3 +126,39 @@ def test_what_a_file_raises_is_told_in_a_line(
     assert ended.err.splitlines()[-1].startswith("kagent: ")
     assert expected in ended.err
     assert not [r for r in caplog.records if r.levelno >= logging.ERROR]
+
+
+PROBLEM = """
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return x * 0.5
+
+def get_inputs():
+    return [torch.randn(12, 9)]
+
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.mark.nightly
+def test_an_imported_task_is_replaced_when_told_to(file, tmp_path, monkeypatch, capsys):
+    problem, made = tmp_path / "1_Half.py", tmp_path / "tasks"
+    problem.write_text(PROBLEM)
+    words = ("import", "kernelbench", problem, "--to", made)
+    assert run(monkeypatch, capsys, *words).code == 0
+    (folder,) = made.iterdir()
+    (folder / "mine.txt").write_text("kept")
+    (folder / "task.toml").write_text("stale")
+    again = run(monkeypatch, capsys, *words)
+    assert (again.code, "it is there already" in again.err) == (2, True)
+    assert (folder / "task.toml").read_text() == "stale"
+    ended = run(monkeypatch, capsys, *words, "--force", "--json")
+    assert ended.code == 0, ended.err
+    (found,) = json.loads(ended.out)
+    assert found["folder"] == str(folder)
+    assert "stale" not in (folder / "task.toml").read_text()
+    assert (folder / "mine.txt").read_text() == "kept"
+    assert [*made.iterdir()] == [folder]

@@ -40,7 +40,7 @@ def test_the_card_has_the_figures_of_the_record_and_where_torch_wins(library):
     assert "1.250× (95 %: 1.200–1.300)" in text
     assert kernel.sha256 in text
     assert "isolation: namespaces" in text
-    assert "self-test of the judge: not run on that machine" in text
+    assert "selftest of the judge: not run on that machine" in text
     head = text.split("---\n")[1]
     assert {"library_name: kernels", "license: apache-2.0"} <= set(head.splitlines())
 

@@ -199,7 +199,7 @@ def assert_no_worker_is_left():
 def test_a_campaign_survives_its_workers_its_judge_a_node_and_its_command(cluster, task, tmp_path):
     cluster.have_judge_nodes(1)
     folder = tmp_path / "c"
-    words = ["campaign", task, "--lang", "cpp", "--devices", "cpu", "--on", "ray", "--to", folder]
+    words = ["campaign", task, "--lang", "cpp", "--device", "cpu", "--on", "ray", "--to", folder]
     words = [sys.executable, "-m", "kagent", *map(str, words)]
     said = tmp_path / "said"
     with said.open("wb") as file:

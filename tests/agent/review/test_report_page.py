@@ -110,8 +110,8 @@ def test_what_a_run_stores_of_the_machine_is_told_in_words(run):
     )
     assert told["isolation"].mark == "ok"
     assert told["isolation"].text.endswith("; 1 of 2 attacks from inside were stopped")
-    assert told["self-test"].mark == "bad"
-    assert told["self-test"].text.startswith("the judge was right on 344 of 345 attacks")
+    assert told["selftest"].mark == "bad"
+    assert told["selftest"].text.startswith("the judge was right on 344 of 345 attacks")
     assert "baselines" not in told
     text = page.render(
         "run", replace(manifest, environment={**manifest.environment, **found}), history
@@ -122,7 +122,7 @@ def test_what_a_run_stores_of_the_machine_is_told_in_words(run):
     for stored, mark in (("not run", "caution"), (None, "unknown")):
         told = {t.name: t.mark for t in summary.trust({"selftest": stored}, history)}
         assert told == {
-            "noise": "unknown", "disturbance": "ok", "isolation": "unknown", "self-test": mark,
+            "noise": "unknown", "disturbance": "ok", "isolation": "unknown", "selftest": mark,
         }  # fmt: skip
 
 
