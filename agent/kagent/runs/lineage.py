@@ -27,7 +27,7 @@ class Operator(StrEnum):
     """The way in which a proposal was made."""
 
     SEED = "seed"
-    """A file of the task's folder."""
+    """A file of the task's folder, or a kernel from memory."""
     TUNE = "tune"
     """One parent with other values of its tunables."""
     SWEEP = "sweep"
