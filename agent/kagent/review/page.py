@@ -49,6 +49,7 @@ def render(folder: str, manifest: Manifest, history: History, *, live: bool = Fa
         losses=summary.losses(history),
         trust=summary.trust(manifest.environment, history),
         edits=summary.edits(history, path),
+        waiting=summary.waiting(history),
         budget=budget_of(manifest, history),
         elapsed=clock(history.elapsed_s),
         rejected=sum(lineage.rejections().values()),

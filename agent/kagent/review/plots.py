@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from kagent_sandbox.data.language import language_of_source
+from kagent_sandbox.data.language import language, language_of_source
 from kagent_sandbox.data.race import BEST_OF_TORCH, TORCH, Ratio
 from kagent_sandbox.data.verdict import (
     CaseTiming,
@@ -195,6 +195,7 @@ class SearchPlot:
 
     dots: Sequence[Dot]
     languages: Sequence[str]
+    titles: Sequence[str]  # of the languages, for people
     best: str
     one: float
     ticks_y: Sequence[tuple[float, str]]
@@ -229,6 +230,7 @@ def search_plot(lineage: Lineage) -> SearchPlot | None:
     return SearchPlot(
         dots=dots,
         languages=languages,
+        titles=[language(name).title for name in languages],
         best=" ".join(points),
         one=round(100 - scale.at(1.0), 2),
         ticks_y=[(round(100 - at, 2), text) for at, text in scale.ticks(10.0)],

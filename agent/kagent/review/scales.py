@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-_ROUND: Sequence[Sequence[float]] = (
-    (1,),
-    (2, 5),
-    (1.5, 3, 7),
-    range(1, 10),
-    [1 + i / 5 for i in range(5)],
-    [1 + i / 2 for i in range(18)],
-    [1 + i / 10 for i in range(10)],
-    [1 + i / 10 for i in range(90)],
-    [1 + i / 100 for i in range(900)],
-)
-"""Digits of round numbers, the roundest first."""
+_STEPS: Sequence[float] = (1, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005)
+"""Distances of values on an axis that is short."""
+_DIGITS: Sequence[Sequence[float]] = ((1,), (1, 3), (1, 2, 5))
+"""Digits of round numbers in each power of ten, on one that is long."""
+_MOST = 40  # values that are looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +42,30 @@ class RatioScale:
         return start, round(end - start, 2)
 
     def ticks(self, apart: float) -> list[tuple[float, str]]:
-        """Round values with their labels, at least `apart` % from each other; 1 is among them.
-
-        Three quarters of those that have room are enough: less round ones come only where there are
-        fewer.
+        """Values by one rule, with their labels, at least `apart` % from each other; 1 is among
+        them: multiples of a round number, or the same digits in each power of ten.
         """
-        chosen = [1.0]
-        for digits in _ROUND:
-            for value in self._multiples(digits):
-                if all(abs(self.at(value) - self.at(other)) >= apart for other in chosen):
-                    chosen.append(value)
-            if len(chosen) >= 0.75 * (100 / apart - 1):
-                break
-        return [(self.at(v), f"{v:g}×") for v in sorted(chosen)]
+        chosen: list[float] = [1.0]
+        for values in self._rules():
+            places = [self.at(v) for v in values]
+            fits = all(b - a >= apart for a, b in itertools.pairwise(places))
+            if fits and len(values) > len(chosen):
+                chosen = values
+        return [(self.at(v), f"{v:g}×") for v in chosen]
 
-    def _multiples(self, digits: Sequence[float]) -> Iterator[float]:
-        """Values on the axis that are one of `digits` times a power of ten."""
+    def _rules(self) -> Iterator[list[float]]:
+        """Values on the axis by each rule, the roundest first."""
         powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
-        values = (float(f"{d * 10.0**p:.6g}") for p in powers for d in digits)
-        return (v for v in values if self.low <= v <= self.high)
+        for digits in _DIGITS:
+            yield self._on_axis(d * 10.0**p for p in powers for d in digits)
+        for step in _STEPS:
+            first, last = math.ceil(self.low / step), math.floor(self.high / step)
+            if last - first < _MOST:
+                yield self._on_axis(step * n for n in range(first, last + 1))
+
+    def _on_axis(self, values: Iterable[float]) -> list[float]:
+        rounded = (float(f"{v:.6g}") for v in values)
+        return [v for v in rounded if self.low <= v <= self.high]
 
 
 def whole_ticks(last: int, most: int) -> list[int]:

@@ -28,12 +28,15 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 MOST_EDITS = 6
 MOST_NOTES = 3
+MOST_WAITING = 6
 LOUD_OFFSET = 0.05
 """A kernel against itself that comes out further from 1 than this calls for caution."""
 LOUD_PAIRS = 0.5
 """Single pairs of blocks that differ by more than this share of a block call for caution. On two
 shared cores they differed by 29 % (docs/tutorial.md).
 """
+LOUD_DISTURBED_PAIRS = 0.2
+"""The same where every timing was disturbed."""
 MOST_EDIT_TEXT = 120  # characters of an edit on the first screen; its section has all of them
 
 TONES: Mapping[SpeedVerdict | None, str] = {
@@ -194,12 +197,27 @@ def _visible_cases(speed: Speed) -> str:
     return f"above torch on all {len(texts)}, the least on {least}"
 
 
+def waiting(history: History) -> str:
+    """Candidates without a verdict and asks without an answer, as after Ctrl-C; "" if none wait."""
+    parts = []
+    if history.pending:
+        named = ", ".join(f"#{p.id} {p.name}" for p in history.pending[:MOST_WAITING])
+        more = len(history.pending) - MOST_WAITING
+        parts.append(f"for a verdict: {named}" + (f" and {more} more" if more > 0 else ""))
+    if history.asks:
+        numbers = [str(a.number) for a in history.asks]
+        more = len(numbers) - MOST_WAITING
+        listed = ", ".join(numbers[:MOST_WAITING]) + (f" and {more} more" if more > 0 else "")
+        parts.append(f"for an answer: ask {listed}")
+    return "; ".join(parts)
+
+
 # -- whether to trust it --------------------------------------------------------------------------
 
 
 def trust(environment: Mapping[str, object], history: History) -> list[Trust]:
     """Noise, disturbances, isolation and selftest of the judge, each in words."""
-    found = [_noise(environment), _disturbances(history), _isolation(environment, history)]
+    found = [_noise(environment, history), _disturbances(history), _isolation(environment, history)]
     found.append(_selftest(environment))
     final = history.race
     if final is not None and final.winner is not None:
@@ -218,7 +236,7 @@ def noise_of(environment: Mapping[str, object]) -> Noise | None:
         return None
 
 
-def _noise(environment: Mapping[str, object]) -> Trust:
+def _noise(environment: Mapping[str, object], history: History) -> Trust:
     noise = noise_of(environment)
     if noise is None or not noise.kernel_us:
         return Trust("noise", "unknown", "this run has no record of timing a kernel against itself")
@@ -232,12 +250,20 @@ def _noise(environment: Mapping[str, object]) -> Trust:
     if abs(noise.ratio - 1) > LOUD_OFFSET or noise.pair_sd > LOUD_PAIRS:
         loud = "so noisy a machine shows large differences only"
         return Trust("noise", "caution", f"{text}the intervals account for both, but {loud}")
+    timed = _timed(history)
+    if noise.pair_sd > LOUD_DISTURBED_PAIRS and timed and all(v.notes for v in timed):
+        loud = "every timing of the search was disturbed: small differences do not show"
+        return Trust("noise", "caution", f"{text}the intervals account for both, but {loud}")
     return Trust("noise", "ok", f"{text}the intervals account for both")
+
+
+def _timed(history: History) -> list[Passed]:
+    return [c.verdict for c in history.lineage if isinstance(c.verdict, Passed)]
 
 
 def _disturbances(history: History) -> Trust:
     """Disturbances of the race, which decides, and the count of disturbed timings of the search."""
-    timed = [c.verdict for c in history.lineage if isinstance(c.verdict, Passed)]
+    timed = _timed(history)
     if not timed:
         return Trust("disturbance", "unknown", "nothing was timed yet")
     disturbed = sum(bool(v.notes) for v in timed)

@@ -11,6 +11,7 @@ import pytest
 from kagent.review import page
 from kagent.review.ablate import CONTROL, Ablation, Contribution, to_event
 from kagent.review.live import PageServer
+from kagent.runs.events import Stop
 from kagent.runs.lineage import Candidate, Lineage, Operator, Proposal
 from kagent.runs.store import RunStore, read_history
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
@@ -213,12 +214,12 @@ def test_a_live_page_follows_its_run(browser, tmp_path):
             before = browser.execute_script("return document.body.dataset.live")
             browser.execute_script("document.querySelector('#path details').open = true")
             with RunStore.open(folder) as store:
-                store.begin(77)
+                store.stop(Stop.INTERRUPTED)
             WebDriverWait(browser, 30).until(
                 lambda b: b.execute_script("return document.body.dataset.live") != before
             )
             WebDriverWait(browser, 10).until(
-                lambda b: "of 77" in b.find_element(By.ID, "result").text
+                lambda b: Stop.INTERRUPTED.value in b.find_element(By.ID, "result").text
             )
             assert browser.find_elements(By.CSS_SELECTOR, "#race .whisker")
             assert browser.find_elements(By.CSS_SELECTOR, "#path details[open] .d2h-ins")

@@ -261,6 +261,45 @@ def test_an_axis_has_room_for_its_values_and_its_labels(values, apart):
     assert whole_ticks(len(values), 8)[0] == 0
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "apart", "labels"),
+    [
+        (0.98, 1.63, 16.0, ["1×", "1.2×", "1.4×", "1.6×"]),
+        (0.69, 1.35, 10.0, ["0.7×", "0.8×", "0.9×", "1×", "1.1×", "1.2×", "1.3×"]),
+        (0.95, 3.3, 16.0, ["1×", "2×", "3×"]),
+        (0.9, 120, 16.0, ["1×", "3×", "10×", "30×", "100×"]),
+    ],
+)
+def test_an_axis_has_even_labels(low, high, apart, labels):
+    assert [text for _, text in RatioScale(low, high).ticks(apart)] == labels
+
+
+def test_what_waits_is_on_the_first_screen(run):
+    manifest, history = run
+    pending = [Proposal(17 + i, (0,), Operator.TUNE, "cuda_x", "", "") for i in range(8)]
+    text = page.render("run", manifest, replace(history, pending=tuple(pending)))
+    first = words(text, "result")
+    assert "waiting for a verdict: #17 cuda_x, #18" in first
+    assert "#22 cuda_x and 2 more" in first
+    assert "waiting" not in words(page.render("run", manifest, history), "result")
+
+
+def test_languages_have_their_titles(run):
+    assert plots.search_plot(run[1].lineage).titles == ["CUDA", "Triton"]
+
+
+def test_noise_calls_for_caution_where_all_was_disturbed(run):
+    noise = {"noise": to_json(Noise(609.0, 1.01, 0.29, 1.0, 0.3))}
+    told = {x.name: x.mark for x in summary.trust(noise, run[1])}
+    assert told["noise"] == "ok"
+    disturbed = Lineage(
+        replace(c, verdict=replace(c.verdict, notes=("others used 1.5 cores",)))
+        for c in run[1].lineage
+    )
+    told = {x.name: x.mark for x in summary.trust(noise, replace(run[1], lineage=disturbed))}
+    assert told["noise"] == "caution"
+
+
 def test_a_lineage_has_its_path_as_the_trunk():
     def candidate(i, *parents):
         operator = Operator.TUNE if parents else Operator.SEED
