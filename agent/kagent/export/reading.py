@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -70,15 +70,9 @@ def kinds_of(operator: OperatorRecord) -> set[Kind]:
     return {k.written_in.kind for k in operator.kernels}
 
 
-def needs_gpu(kernels: Sequence[KernelRecord], place: str) -> dict[str, str]:
-    """Kernels' ids, with why they do not run where there is no GPU."""
-    return {k.id: f"needs an NVIDIA GPU, and {place} has none" for k in kernels}
-
-
-def no_device_text(disk: OnDisk, place: str, skipped: Mapping[str, str]) -> str:
-    """Refusal of a library that has no kernel for a machine, with the reason for each."""
-    reasons = "; ".join(f"{kernel}: {why}" for kernel, why in skipped.items())
-    return f"{disk.folder}: {place} has no device for any of its kernels ({reasons})"
+def no_device_text(disk: OnDisk, place: str) -> str:
+    """Refusal of a library that has no kernel for a machine: every machine has a CPU."""
+    return f"{disk.folder}: {place} has no device for any of its kernels: they need an NVIDIA GPU"
 
 
 def hash_of(path: Path) -> str:

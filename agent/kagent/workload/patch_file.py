@@ -17,7 +17,6 @@ from kagent.export.reading import (
     PACKAGES,
     is_library,
     kinds_of,
-    needs_gpu,
     no_device_text,
     read_library,
 )
@@ -76,11 +75,9 @@ def require_device(paths: Sequence[Path]) -> None:
     """
     disks = [read_library(path) for path in paths if is_library(path)]
     operators = [o for disk in disks for o in disk.library.operators]
-    if len(disks) < len(paths) or any(available(k) for o in operators for k in kinds_of(o)):
-        return
-    place = "this machine"
-    skipped = {k: v for o in operators for k, v in needs_gpu(o.kernels, place).items()}
-    raise UserError(no_device_text(disks[0], place, skipped))
+    kinds = {kind for o in operators for kind in kinds_of(o)}
+    if len(disks) == len(paths) and not any(available(kind) for kind in kinds):
+        raise UserError(no_device_text(disks[0], "this machine"))
 
 
 def is_region(reference: str) -> bool:
