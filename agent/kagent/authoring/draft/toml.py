@@ -140,7 +140,7 @@ def _written(draft: TaskDraft) -> str:
 
 
 def _compared(trace: TracedOperation) -> list[tuple[Sequence[int | str], torch.dtype]]:
-    """What is written of each output, as a shape, and its dtype."""
+    """Shape of what is written of each output, and its dtype."""
     dtypes = [result.dtype for result in trace.compared]
     return list(zip(traffic.writes(trace), dtypes, strict=True))
 

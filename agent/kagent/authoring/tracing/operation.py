@@ -228,7 +228,7 @@ def _instance(cls: type[nn.Module]) -> nn.Module:
 
 
 def _called(inputs: Callable[..., object]) -> Any:
-    """What a user's function of example arguments returns.
+    """Example arguments that a user's function returns.
 
     Raises:
         UserError: It raises something, or takes arguments itself.
@@ -243,7 +243,7 @@ def _called(inputs: Callable[..., object]) -> Any:
 
 
 def _place(error: BaseException) -> str:
-    """Where in a user's file something was raised: ` (norm.py, line 7)`; "" if nowhere there."""
+    """Place in a user's file where something was raised: ` (norm.py, line 7)`; "" if nowhere there."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if (m := _module_of(f.filename)) and m.startswith("kagent_source_")]
     return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
