@@ -243,7 +243,7 @@ def _called(inputs: Callable[..., object]) -> Any:
 
 
 def _place(error: BaseException) -> str:
-    """Place in a user's file where something was raised: ` (norm.py, line 7)`; "" if nowhere there."""
+    """Place in a user's file where it was raised: ` (norm.py, line 7)`; "" if nowhere there."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if (m := _module_of(f.filename)) and m.startswith("kagent_source_")]
     return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
