@@ -136,6 +136,63 @@ def test_whole_numbers_beside_others_become_float64_too_and_else_stay_what_they_
     assert ".to(" not in text.partition("def reference")[2]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("cast", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_cast_to_fewer_bits_stays_and_is_float64_in_the_reference(dtype, cast):
+    def function(x):
+        return (x * 3).to(cast), x.to(cast).sum(-1).to(x.dtype)
+
+    x = torch.randn(8, 16).to(dtype)
+    space = {}
+    exec(written(traced(function, x)), space)
+    found = space["eager"](x=x)
+    assert [t.dtype for t in found] == [cast, dtype]
+    assert all(map(torch.equal, found, function(x)))
+    assert {t.dtype for t in space["reference"](x=x)} == {torch.float64}
+
+
+def test_numbers_of_8_bits_alone_have_a_reference_in_float64():
+    operation = make_operation(
+        lambda x: (x.float() * 3).to(torch.bfloat16),
+        lambda: torch.randn(8, 16).to(torch.float8_e4m3fn),
+    )
+    x, space = torch.randn(8, 16).to(torch.float8_e4m3fn), {}
+    exec(written(trace(operation, every_axis(operation))), space)
+    assert space["reference"](x=x).dtype == torch.float64
+    assert torch.equal(space["eager"](x=x), (x.float() * 3).to(torch.bfloat16))
+
+
+def summed_by_segment(x, segment):
+    return torch.zeros(8, x.shape[1]).index_add_(0, segment, x)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        summed_by_segment,
+        lambda x, i: x * torch.linspace(0, 1, x.shape[1]),
+        lambda x, i: x + torch.full((x.shape[1],), 0.1),
+        lambda x, i: x + torch.arange(0.1, 16.05, 1.0),
+        lambda x, i: torch.where(x > 0, 0.1, 0.2),
+        lambda x, i: x + torch.where(i > 2, 0.1, i)[:, None],
+        lambda x, i: torch.where(x > 0, x, 0.1),
+    ],
+)
+def test_new_tensors_without_a_dtype_are_float64_in_the_reference(function):
+    x, i = torch.randn(8, 16), torch.arange(8) % 5
+    space = {}
+    found = traced(function, x, i)
+    exec(written(found), space)
+    given = {found.operation.examples[k].name: (x, i)[k] for k in found.used}
+    assert torch.equal(space["eager"](**given), function(x, i))
+    torch.set_default_dtype(torch.float64)
+    try:
+        exact = function(x.double(), i)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(space["reference"](**given), exact, rtol=1e-14, atol=0)
+
+
 def test_a_gradient_is_a_task():
     operation = make_operation(RMSNorm(16), torch.randn(8, 16), backward=True)
     found = trace(operation, every_axis(operation))

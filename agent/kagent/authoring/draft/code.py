@@ -29,6 +29,14 @@ _COUNTS: Mapping[str, Sequence[int]] = {
     "eye.m": (0, 1),
 }
 """Arguments that are numbers of elements, by operation."""
+_CHOOSING = frozenset(
+    {
+        torch.ops.aten.where.Scalar,
+        torch.ops.aten.where.ScalarSelf,
+        torch.ops.aten.where.ScalarOther,
+    }
+)
+"""Operations that choose from plain numbers."""
 _PLAIN_RANDOM = frozenset({"rand", "randn", "randint", "randperm"})  # that take a generator
 
 
@@ -128,7 +136,19 @@ class CodeWriter:
             ]
         kwargs = {k: self._value(v) for k, v in node.kwargs.items() if k not in _DROPPED}
         kwargs = {k: v for k, v in kwargs.items() if v != "None"}
+        made = self._made_in(node)
+        if made is not None:
+            kwargs["dtype"] = made
         function = f"aten.{name}.{target._overloadname}"  # noqa: SLF001 - torch's own name
+        chosen = self._chosen_in(node)
+        if chosen is not None:  # numbers as tensors of that dtype
+            args = [
+                f"torch.full((), {text}, dtype={chosen}, device={self._device})"
+                if isinstance(argument, int | float)
+                else text
+                for text, argument in zip(args, node.args, strict=True)
+            ]
+            function = "aten.where.self"
         if target.namespace != "aten":
             function = f"torch.ops.{target.namespace}.{name}.{target._overloadname}"  # noqa: SLF001
         if name in _RANDOM:
@@ -150,15 +170,39 @@ class CodeWriter:
         make them its default dtype and the text names another. None where they stay.
         """
         value, target = _tensor_of(node), node.target
-        if value is None or not value.is_floating_point():
+        if value is None or not value.is_floating_point() or target in _CHOOSING:
             return None
-        read = [t for t in map(_tensor_of, node.all_input_nodes) if t is not None]
-        if any(t.is_floating_point() or t.is_complex() for t in read):
+        if any(t.is_floating_point() or t.is_complex() for t in _tensors_read(node)):
             return None
         if torch.Tag.pointwise not in target.tags:  # type: ignore[union-attr]
             return None
-        text = self._dtype(value.dtype)
-        return None if text == str(value.dtype) else text
+        return self._other(value.dtype)
+
+    def _made_in(self, node: Node) -> str | None:
+        """Text of the dtype of floating-point numbers that an operation makes of no tensor, where
+        it names none and the text of torch's default is another. None where it stays.
+        """
+        value, target = _tensor_of(node), node.target
+        if value is None or not value.is_floating_point() or _tensors_read(node):
+            return None
+        names = [a.name for a in target._schema.arguments]  # type: ignore[union-attr] # noqa: SLF001 - torch's own name
+        if "dtype" not in names or node.kwargs.get("dtype") is not None:
+            return None
+        return self._other(value.dtype)
+
+    def _chosen_in(self, node: Node) -> str | None:
+        """Text of the dtype of plain numbers that a condition chooses from, as `_made_in`."""
+        value = _tensor_of(node)
+        if node.target not in _CHOOSING or value is None or not value.is_floating_point():
+            return None
+        if any(t.is_floating_point() for t in _tensors_read(node)):
+            return None
+        return self._other(value.dtype)
+
+    def _other(self, dtype: torch.dtype) -> str | None:
+        """The text of a dtype, where it is not that dtype's own."""
+        text = self._dtype(dtype)
+        return None if text == str(dtype) else text
 
     def _constant(self, node: Node) -> str:
         value = getattr(self._graph, str(node.target))
@@ -197,6 +241,11 @@ def _tensor_of(argument: Any) -> torch.Tensor | None:
     """The tensor that a node stands for."""
     value = argument.meta.get("val") if isinstance(argument, Node) else None
     return value if isinstance(value, torch.Tensor) else None
+
+
+def _tensors_read(node: Node) -> list[torch.Tensor]:
+    """The tensors that an operation reads: sizes are none."""
+    return [t for t in map(_tensor_of, node.all_input_nodes) if t is not None]
 
 
 def _numbers(value: Any) -> str:

@@ -170,6 +170,12 @@ def _dtype_of_floats(draft: TaskDraft) -> tuple[str, str]:
     return name, name
 
 
+def _promotes(draft: TaskDraft) -> bool:
+    """Whether torch promotes the dtype that `_dtype_of_floats` names: none of 8 bits."""
+    floats = [e.dtype for e in draft.arguments if e.dtype.is_floating_point]
+    return not floats or any(d.itemsize > 1 for d in floats)
+
+
 def _code(draft: TaskDraft, *wanted: Node) -> tuple[list[str], list[str]]:
     """Lines of the operation, and the names of its results; or of nodes that it computes."""
     trace = draft.trace
@@ -184,6 +190,8 @@ def _code(draft: TaskDraft, *wanted: Node) -> tuple[list[str], list[str]]:
             return str(value)
         if value == draft.dtype and value in HALVES:
             return own
+        if own and (value in HALVES or not _promotes(draft)):
+            return f"torch.float64 if {own} == torch.float64 else {value}"
         return f"torch.promote_types({own}, {value})"
 
     writer = CodeWriter(
