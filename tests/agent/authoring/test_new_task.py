@@ -222,6 +222,7 @@ def test_numbers_are_arguments_and_unneeded_tensors_are_not():
     ("function", "expected"),
     [
         (lambda x: x + torch.rand_like(x), "draws random numbers"),
+        (lambda x: torch.multinomial(x.softmax(-1), 1), "draws random numbers"),
         (lambda x: x[: int(x.sum())], "depends on a tensor's values"),
         (lambda x: None, "returns no tensor, and writes none of its arguments"),
         (lambda x: x + BIG[:16], "holds a tensor"),

@@ -2,6 +2,7 @@
 
 import math
 import re
+import time
 
 import pytest
 import torch
@@ -199,6 +200,76 @@ def test_rounding_may_add_up_along_a_chain_of_operations(monkeypatch):
     monkeypatch.setattr(trial, "CHAIN_EAGER", 0.15)
     assert tried(chain) == ""
     assert re.search(r"torch errs by 0\.\d+ epsilons", tried(torch.exp2)) is not None
+
+
+def tried(function, inputs):
+    """What a first case of a function shows, at the example's own sizes."""
+    room = find_room(make_operation(function, inputs))
+    case = DraftCase(room.trace.dims, "float32")
+    kind = DraftKind((case,), (case,))
+    draft = TaskDraft(room.trace, kind, kind)
+    with trial.written(draft) as folder:
+        return Trials(draft, folder).case(case, "trial", timed=True)
+
+
+def quantized(x):
+    scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 448.0
+    return (x / scale).clamp(-448, 448).to(torch.float8_e4m3fn), scale
+
+
+def largest_half(x):
+    return x.masked_fill(x < x.median(-1, keepdim=True).values, float("-inf"))
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype"),
+    [
+        (lambda x: (x * 3).to(torch.bfloat16), torch.float32),
+        (quantized, torch.float32),
+        (quantized, torch.bfloat16),
+        (largest_half, torch.float32),
+    ],
+)
+def test_results_of_fewer_bits_and_with_infinities_can_be_cases(function, dtype):
+    torch.manual_seed(0)
+    found = tried(function, torch.randn(64, 32).to(dtype))
+    assert (found.why, found.failed) == ("", False)
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lambda x: (x + 1e-3).log(), "is not finite"),
+        (lambda x: x / 0, "is not finite"),
+        (lambda x: x.masked_fill((x + 1e6) - 1e6 < 0.05, torch.inf), "is not finite"),
+        (
+            lambda x: (x.to(torch.bfloat16) * 3).float(),
+            r"torch errs by \d+e?\S* epsilons in its worst element, 128 at most are expected: "
+            "it computes in torch.bfloat16 on the way",
+        ),
+        (lambda x: (x + 1e6) - 1e6, r"epsilons in its worst \w+, 128 at most are expected$"),
+        (
+            lambda x: torch.linalg.cholesky(x.T @ x - 9),
+            r"^reference.py, line \d+ \(.*cholesky.*\): reference: case trial: .*Error",
+        ),
+    ],
+)
+def test_what_is_no_case_is_said_with_what_was_expected(function, why):
+    torch.manual_seed(0)
+    found = tried(function, torch.randn(64, 32))
+    assert re.search(why, found.why) is not None, found.why
+    assert found.failed == found.why.startswith("reference.py")
+
+
+def test_what_takes_long_is_called_often_enough_for_a_quick_call():
+    calls = []
+
+    def function():
+        calls.append(time.sleep(0.03))
+        return ()
+
+    Trials._timed(function)
+    assert len(calls) >= 5
 
 
 def test_few_rows_of_nonfinite_inputs_are_not_all_finite():

@@ -18,6 +18,7 @@ _DROPPED = frozenset({"pin_memory", "layout"})
 _SKIPPED = frozenset({"_assert_scalar", "_assert_async", "sym_constrain_range_for_size"})
 _RANDOM = {"rand", "randn", "randint", "randperm", "normal", "uniform_", "normal_", "bernoulli_"}
 _RANDOM |= {"bernoulli", "rand_like", "randn_like", "randint_like", "random_", "exponential_"}
+_RANDOM |= {"multinomial", "poisson", "binomial", "geometric_", "log_normal_", "cauchy_"}
 _COUNTS: Mapping[str, Sequence[int]] = {
     "arange.default": (0,),
     "arange.start": (1,),

@@ -170,6 +170,11 @@ def _dtype_of_floats(draft: TaskDraft) -> tuple[str, str]:
     return name, name
 
 
+def _of_8_bits(node: Node) -> bool:
+    dtype: torch.dtype = node.meta["val"].dtype
+    return dtype.is_floating_point and dtype.itemsize == 1
+
+
 def _promotes(draft: TaskDraft) -> bool:
     """Whether torch promotes the dtype that `_dtype_of_floats` names: none of 8 bits."""
     floats = [e.dtype for e in draft.arguments if e.dtype.is_floating_point]
@@ -205,6 +210,11 @@ def _code(draft: TaskDraft, *wanted: Node) -> tuple[list[str], list[str]]:
     lines = list(writer.lines(*wanted))
     (output,) = (n for n in trace.graph.graph.nodes if n.op == "output")
     results = [writer.name_of(n) for n in wanted or output.args[0]]
+    if own and not wanted:  # torch computes nothing in 8 bits, nor does a comparison
+        results = [
+            f"{name}.double() if {own} == torch.float64 else {name}" if _of_8_bits(n) else name
+            for n, name in zip(output.args[0], results, strict=True)
+        ]
     return [*_sizes_of(draft, lines), *lines], results
 
 

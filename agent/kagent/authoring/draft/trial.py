@@ -7,6 +7,7 @@ import itertools
 import math
 import tempfile
 import time
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ MOST_IN_TF32 = numerics.MOST_TORCH_ERROR / 4
 _SAME = 1e-4
 _TIMED_S = 0.05
 """Time for which an operation is repeated to find its shortest one."""
+_LEAST_CALLS, _MOST_TIMED_S = 5, 2.0
+"""Calls that it takes at least, as a busy machine lengthens some; but not for longer than that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ class Tried:
         why: Why it cannot be a case; empty if it can.
         rounding: Whether that is because rounding is amplified, which it may be less at other
             sizes.
+        failed: Whether that is because it could not be computed.
         noise: Machine epsilons that rounding each operation otherwise makes of the worst result.
         eager: Machine epsilons that torch errs by there.
         seconds: Time of torch's own implementation, the shortest of some calls; 0 if it was not to
@@ -59,6 +63,7 @@ class Tried:
 
     why: str = ""
     rounding: bool = False
+    failed: bool = False
     noise: float = 0.0
     eager: float = 0.0
     seconds: float = 0.0
@@ -82,7 +87,9 @@ class RandomRounding(TorchDispatchMode):
         if func.overloadpacket.__name__ in _EXACT:
             return out
         for each in pytree.tree_leaves(out):
-            if isinstance(each, torch.Tensor) and each.is_floating_point() and each.numel():
+            if not isinstance(each, torch.Tensor) or not each.is_floating_point():
+                continue
+            if each.numel() and each.dtype.itemsize > 1:  # torch computes nothing in 8 bits
                 noise = torch.rand(each.shape, generator=self._generator, dtype=each.dtype)
                 eps = torch.finfo(each.dtype).eps
                 each.mul_(noise.sub_(0.5).mul_(eps).add_(1.0))
@@ -129,6 +136,7 @@ _EXACT = frozenset(
         "_unsafe_view",
     }
     | {"detach", "detach_", "fill_", "zero_", "sort", "topk", "hardtanh", "repeat", "round"}
+    | {"median", "kthvalue", "cummax", "cummin", "take"}
 )
 """Operations that do not round."""
 
@@ -148,7 +156,15 @@ class Trials:
         try:
             return self._tried(_case(case, name), seed, timed)
         except (TaskError, RuntimeError, MemoryError) as e:
-            return Tried(" ".join(str(e).split())[:300])
+            return Tried(self._words(e), failed=True)
+
+    def _words(self, error: BaseException) -> str:
+        """An error in one line. Its reference.py is gone by then: so it names the line instead."""
+        file = str(self._task.folder / "reference.py")
+        frames = traceback.extract_tb((error.__cause__ or error).__traceback__)
+        lines = [(f.lineno, f.line) for f in frames if f.filename.endswith("reference.py")]
+        place = f"reference.py, line {lines[-1][0]} ({lines[-1][1]})" if lines else "reference.py"
+        return " ".join(str(error).replace(file, place).split())[:400]
 
     def floor_needed(self, case: DraftCase, name: str) -> float:
         """The `floor` that other orders of rounding need beside the draft's `k`, as a calibration
@@ -248,15 +264,27 @@ class Trials:
                 if not torch.equal(out, ref.to(out.dtype)):
                     return Tried(f"result {result.name} depends on rounding", rounding=True)
                 continue
-            if not torch.isfinite(ref).all() and case.inputs != "nonfinite":
+            if not _fits(_wide(out), ref) and case.inputs != "nonfinite":
                 return Tried(f"result {result.name} is not finite")
             if not ref.any() and case.inputs not in ("zeros", "blank"):
                 return Tried(f"result {result.name} is 0 everywhere")
             eps = max([numerics.epsilon(out.dtype), *inputs_eps])
             whole = numerics.measure_errors(out, ref, row_dims=0).row
             rows = numerics.measure_errors(out, ref, result.row_dims)
-            if not max(whole, rows.row, rows.element) < most_eager * eps:
-                why = f"result {result.name}: torch errs by {rows.row / eps:.3g} epsilons"
+            errors = {
+                "as a whole": whole,
+                "in its worst row": rows.row,
+                "in its worst element": rows.element,
+            }
+            worst = max(errors, key=errors.__getitem__)
+            if not errors[worst] < most_eager * eps:
+                why = (
+                    f"result {result.name}: torch errs by {errors[worst] / eps:.3g} epsilons "
+                    f"{worst}, {most_eager:.3g} at most are expected"
+                )
+                return Tried(why + self._narrower(eps), rounding=True)
+            if not _fits(_wide(other), ref) and case.inputs != "nonfinite":
+                why = f"result {result.name}: rounding decides where it is infinite"
                 return Tried(why, rounding=True)
             shaken = numerics.measure_errors(other, ref, result.row_dims)
             noise = max(noise, shaken.row / eps, shaken.element / eps)
@@ -265,6 +293,19 @@ class Trials:
             why = f"rounding makes {noise:.3g} epsilons of the result"
             return Tried(why, rounding=True, noise=noise)
         return Tried(noise=noise, eager=eager, seconds=seconds)
+
+    def _narrower(self, eps: float) -> str:
+        """Words about a dtype that the function computes in, coarser than its arguments and
+        results; "" for none.
+        """
+        values = [n.meta.get("val") for n in self._draft.trace.graph.graph.nodes]
+        found = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.is_floating_point()}
+        found -= {self._draft.dtype}
+        coarser = [d for d in found if numerics.epsilon(d) > eps]
+        if not coarser:
+            return ""
+        name = max(coarser, key=numerics.epsilon)
+        return f": it computes in {name} on the way: let it return that, or take it"
 
     def _off_in_tf32(self, inputs: InputSet, outputs: Sequence[torch.Tensor]) -> str:
         """Say why torch is no yardstick on a GPU that uses TF32; "" if it is one."""
@@ -299,12 +340,14 @@ class Trials:
     @staticmethod
     def _timed(function: Any) -> tuple[tuple[torch.Tensor, ...], float]:
         """The function's results, and its shortest time in seconds: others use the cores, too."""
-        best, until = math.inf, time.perf_counter() + _TIMED_S
+        best, start = math.inf, time.perf_counter()
         for call in itertools.count():
             began = time.perf_counter()
             outputs = function()
             best = min(best, time.perf_counter() - began)
-            if call and time.perf_counter() >= until:
+            spent = time.perf_counter() - start
+            enough = _TIMED_S if call >= _LEAST_CALLS - 1 else _MOST_TIMED_S
+            if call and spent >= enough:
                 break
         return outputs, best
 
@@ -323,7 +366,23 @@ def _case(case: DraftCase, name: str) -> Case:
 
 def _same_places(one: torch.Tensor, two: torch.Tensor) -> bool:
     """Whether infinities and NaN are at the same places."""
+    one, two = _wide(one), _wide(two)
     return torch.equal(one.isnan(), two.isnan()) and torch.equal(one.isinf(), two.isinf())
+
+
+def _fits(one: torch.Tensor, ref: torch.Tensor) -> bool:
+    """Whether the reference has no NaN, some numbers, and its infinities are the other's, too."""
+    finite = ref.isfinite()
+    if finite.all():
+        return True
+    same = torch.equal(one.to(ref.dtype)[~finite], ref[~finite])
+    return same and bool(finite.any() and one[finite].isfinite().all())
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in a dtype that torch computes in: none of 8 bits."""
+    floating = tensor.is_floating_point() and tensor.dtype.itemsize == 1
+    return tensor.float() if floating else tensor
 
 
 def _close(one: torch.Tensor, two: torch.Tensor) -> bool:
