@@ -52,12 +52,15 @@ def place_for(path: Path) -> Path:
     Raises:
         UserError: Something else than a file is there, or no file can be made there.
     """
-    with _no_file_there(path):
+    with _clear_place(path):
         target = path.resolve(strict=False)
+        if target.is_symlink():  # a loop, which newer Pythons leave as it is
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         if target.exists() and not target.is_file():
             raise UserError(f"{path}: {_kind_of(target)}, where a file was expected: name a file")
         if not target.parent.is_dir():
-            raise UserError(f"{path}: cannot be written: there is no folder {path.parent}")
+            missing = target.parent if path.is_symlink() else path.parent
+            raise UserError(f"{path}: cannot be written: there is no folder {missing}")
         with tempfile.TemporaryFile(dir=target.parent):
             pass
     return target
@@ -69,7 +72,7 @@ def require_folder(path: Path) -> None:
     Raises:
         UserError: It cannot.
     """
-    with _no_file_there(path):
+    with _clear_place(path):
         there = path.resolve(strict=False)
         while not there.exists():
             there = there.parent
@@ -80,7 +83,7 @@ def require_folder(path: Path) -> None:
 
 
 @contextmanager
-def _no_file_there(path: Path) -> Iterator[None]:
+def _clear_place(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, ValueError) as e:  # a loop of links, a name with a zero byte

@@ -24,6 +24,7 @@ from kagent_sandbox.data.verdict import Rejected
 from kagent_sandbox.errors import UserError
 from rich.cells import cell_len
 from rich.console import Console
+from rich.text import Text
 from simulated_evolution import stored_run
 from synthetic_lineages import failure, with_compiler_output
 from synthetic_races import synthetic_final
@@ -156,6 +157,17 @@ def test_a_run_that_is_answered_from_outside_has_no_budget():
 def outcome(folder, stop=None):
     _, history = read_history(folder)
     return Outcome(folder, stop or history.stop, history)
+
+
+def test_what_memory_gave_is_wrapped_between_words(folder, monkeypatch):
+    line = "from memory: " + "1.2345× " * 30
+    monkeypatch.setattr("kagent.ui.end_of_run.recalled_text", lambda _: Text(line))
+    console = Console(file=io.StringIO(), width=80)
+    for part in end_of_run(outcome(folder), "toy", matrix=False, flags={}):
+        console.print(part, soft_wrap=isinstance(part, Text))  # as `kagent evolve` does
+    shown = console.file.getvalue()
+    assert shown.count("1.2345×") == 30
+    assert all(len(x) <= 80 for x in shown.splitlines() if "1.2345×" in x)
 
 
 def test_the_end_of_a_run_fits_80_columns_and_says_what_next(folder):
