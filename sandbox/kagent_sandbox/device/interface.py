@@ -206,6 +206,9 @@ class GuestHost(Launcher, Protocol):
     def repeat(self, key: str, count: int, *, limit_s: float) -> None:
         """Execute a prepared plan some times in a row."""
 
+    def execute_together(self, keys: Sequence[Sequence[str]], *, limit_s: float) -> None:
+        """Execute prepared plans in all callers at once: each of them its own, in order."""
+
 
 class OpenBaselines(Protocol):
     """The baselines of one case, ready to be timed. A context manager."""
@@ -275,10 +278,11 @@ class Backend(Protocol):
     def arena(self, nbytes: int) -> Arena:
         """Allocate memory for one or more plans."""
 
-    def launcher(self, arena: Arena, *, timed: bool = True) -> Launcher:
+    def launcher(self, arena: Arena, *, timed: bool = True, callers: int = 1) -> Launcher:
         """A fresh process over the arena; a `GuestHost` where `traits.native`.
 
-        Without `timed` it is never asked for samples: what only they need may be left out.
+        Without `timed` it is never asked for samples: what only they need may be left out. More
+        `callers` than one, threads that execute plans at once, are asked of a `GuestHost` alone.
         """
 
     def synchronize(self) -> None:

@@ -87,10 +87,11 @@ class CpuBackend:
         """
         return CpuArena(nbytes)
 
-    def launcher(self, arena: Arena, *, timed: bool = True) -> CpuHost:
+    def launcher(self, arena: Arena, *, timed: bool = True, callers: int = 1) -> CpuHost:
         """A fresh process over the arena. It starts while others do: its first request waits.
 
-        One that is not `timed` does not find out what asking costs, which takes 0.1 s.
+        One that is not `timed` does not find out what asking costs, which takes 0.1 s. `callers` of
+        it can execute plans at once.
 
         Raises:
             ConfinementError: It cannot be confined here.
@@ -104,7 +105,7 @@ class CpuBackend:
         if not isinstance(arena, CpuArena):
             raise TypeError("this arena was made by another backend")
         cost = self._request_cost if timed else None
-        return CpuHost(self._server, arena, self._after_loss, cost)
+        return CpuHost(self._server, arena, self._after_loss, cost, callers)
 
     def healthy(self) -> bool:
         """Whether a fresh process fills memory as told; tries twice."""

@@ -1,10 +1,11 @@
 """The confined side of a CPU launcher: binds plans to the arena and runs them when told to.
 
 The process is locked from its first instruction here. It maps the arena and closes its descriptor,
-starts torch's and OpenMP's threads (which inherit the lock), forbids itself any further thread,
-process or timer, and only then loads the first binary: constructors run inside all of that. Native
-code shares the process, so nothing that it answers is believed but that it answers at all: time and
-results are the judge's to observe.
+starts torch's and OpenMP's threads (which inherit the lock), and a second thread that executes plans
+where there are to be two callers. It forbids itself any further thread, process or timer, and only
+then loads the first binary: constructors run inside all of that. Native code shares the process, so
+nothing that it answers is believed but that it answers at all: time and results are the judge's to
+observe.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import ctypes
 import functools
 import gc
 import os
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,12 +72,14 @@ _SCALARS: Mapping[str, Callable[..., object]] = {
 
 def serve(context: Context) -> None:
     """Handler of the fork-server: answer the judge until it closes the channel."""
-    fd, asked = context.fds
+    fd, asked, *second = context.fds
     memory = map_arena(fd, os.fstat(fd).st_size)
     start_threads()
+    runner = Runner(memory, context.tmp, functools.partial(populate, memory))
+    for socket in second:
+        _start_caller(runner, socket)
     forbid_new_threads()
     refuse_descriptors()
-    runner = Runner(memory, context.tmp, functools.partial(populate, memory))
     gc.collect()
     gc.freeze()
     gc.disable()  # no pauses where time is taken; a plan's objects live until the process ends
@@ -85,14 +89,36 @@ def serve(context: Context) -> None:
             if len(request) < TOKEN_BYTES:
                 _answer(runner, context.channel)
                 continue
-            answer = request[:TOKEN_BYTES]
-            try:
-                runner.execute(numbers_of(request))
-            except PlanError as e:
-                answer += failure(REFUSED, str(e))
-            except Exception as e:  # noqa: BLE001 - the process boundary: it becomes a verdict
-                answer += failure(FAILED, f"{type(e).__name__}: {e}")
-            os.write(asked, answer)
+            os.write(asked, _executed(runner, request))
+
+
+def _executed(runner: Runner, request: bytes) -> bytes:
+    """Carry out a request for executions: the answer."""
+    answer = request[:TOKEN_BYTES]
+    try:
+        runner.execute(numbers_of(request))
+    except PlanError as e:
+        answer += failure(REFUSED, str(e))
+    except Exception as e:  # noqa: BLE001 - the process boundary: it becomes a verdict
+        answer += failure(FAILED, f"{type(e).__name__}: {e}")
+    return answer
+
+
+def _start_caller(runner: Runner, asked: int) -> None:
+    """Start a thread that executes plans, too, and has threads of torch's and OpenMP's own: their
+    pools belong to whoever begins a parallel region.
+    """
+    ready = threading.Event()
+
+    def answer() -> None:
+        start_threads()
+        ready.set()
+        with torch.inference_mode():
+            while len(request := os.read(asked, MOST_BYTES)) >= TOKEN_BYTES:
+                os.write(asked, _executed(runner, request))
+
+    threading.Thread(target=answer, daemon=True).start()
+    ready.wait()
 
 
 def _answer(runner: Runner, channel: Channel) -> None:

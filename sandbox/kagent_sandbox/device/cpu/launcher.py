@@ -81,6 +81,27 @@ class RequestCost:
         return max(_EMPTY_SAMPLES, _FEWEST_KNOWN - len(self.costs_s))
 
 
+class _Line:
+    """The socket on which one caller of a process is asked for executions."""
+
+    def __init__(self, ours: socket.socket, child: ChildHandle) -> None:
+        self._socket = ours
+        self._ready = select.poll()
+        self._ready.register(ours, select.POLLIN)
+        self._ready.register(child.channel, 0)  # hang-ups are always reported
+        self.send = ours.send
+        self.close = ours.close
+
+    def answer(self, wait_ms: float) -> bytes | None:
+        """The answer; empty where the process has ended, None if there is none in time."""
+        if not self._ready.poll(wait_ms):
+            return None
+        try:
+            return self._socket.recv(MOST_BYTES, socket.MSG_DONTWAIT)
+        except OSError:
+            return b""
+
+
 class CpuLauncher:
     """Runs plans of native code in a confined process over a sealed arena."""
 
@@ -90,6 +111,7 @@ class CpuLauncher:
         arena: CpuArena,
         after_loss: Callable[[], None] = lambda: None,
         request_cost: RequestCost | None = None,
+        callers: int = 1,
     ) -> None:
         """Start it without waiting for it, so that several start at once; the first request waits.
 
@@ -99,6 +121,7 @@ class CpuLauncher:
             after_loss: Is called once the process has failed, and may raise.
             request_cost: What all launchers that are compared take off for being asked; None for
                 one that takes no samples.
+            callers: Threads that execute plans, each with a pool of OpenMP's.
         """
         self._arena = arena
         self._after_loss = after_loss
@@ -112,23 +135,25 @@ class CpuLauncher:
         self._numbers: dict[str, int] = {}  # of prepared plans
         self._next = itertools.count()
         self._server = server
-        self._child, self._asked, self._ready = self._spawn()
+        self._callers = callers
+        self._child, self._lines = self._spawn()
 
-    def _spawn(self) -> tuple[ChildHandle, socket.socket, select.poll]:
-        """A process, the socket on which it is asked for executions, and what waits for it."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def _spawn(self) -> tuple[ChildHandle, Sequence[_Line]]:
+        """A process, and the lines on which its callers are asked for executions."""
+        pairs = [
+            socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(self._callers)
+        ]
         try:
-            fds = [self._arena.fd, theirs.fileno()]
+            fds = [self._arena.fd, *(theirs.fileno() for _, theirs in pairs)]
             child = self._server.spawn(fds, wall_limit_s=_LIFE_S)
         except BaseException:
-            ours.close()
+            for ours, _ in pairs:
+                ours.close()
             raise
         finally:
-            theirs.close()
-        ready = select.poll()
-        ready.register(ours, select.POLLIN)
-        ready.register(child.channel, 0)  # hang-ups are always reported
-        return child, ours, ready
+            for _, theirs in pairs:
+                theirs.close()
+        return child, [_Line(ours, child) for ours, _ in pairs]
 
     def _begin(self) -> None:
         """Wait until it has started. One that does not start is made once more.
@@ -147,7 +172,7 @@ class CpuLauncher:
         except MachineError:
             self._failure = None
             self.close()
-            self._child, self._asked, self._ready = self._spawn()
+            self._child, self._lines = self._spawn()
             self._start()
 
     def _start(self) -> None:
@@ -274,28 +299,37 @@ class CpuLauncher:
         """Execute prepared plans once each. Seconds from before the process, if it is stopped, goes
         on until `observe` is done.
         """
+        line = self._lines[0]
         request = make_request([self._numbers[key] for key in keys])
         self._put(request)  # there when it goes on
         wait_ms = max(0.0, limit_s) * 1e3
         start = time.perf_counter()
         self._resume()
-        woken = bool(self._ready.poll(wait_ms))
-        answer = self._taken() if woken else b""
+        answer = line.answer(wait_ms)
         observe()
         took_s = time.perf_counter() - start
-        token = request[:TOKEN_BYTES]
-        if answer != token:
-            if not woken:
-                raise self._fail(limit_s, hung="native code")
-            self._refuse(answer, token, limit_s)
+        self._accept(answer, request, limit_s)
         return took_s
 
-    def _taken(self) -> bytes:
-        """The answer that is there; empty where the process has ended."""
-        try:
-            return self._asked.recv(MOST_BYTES, socket.MSG_DONTWAIT)
-        except OSError:
-            return b""
+    def execute_together(self, keys: Sequence[Sequence[str]], *, limit_s: float) -> None:
+        """Execute prepared plans in all callers at once, each of them its own in order."""
+        self.stop()
+        requests = [make_request([self._numbers[key] for key in own]) for own in keys]
+        for line, request in zip(self._lines, requests, strict=True):
+            self._put(request, line)
+        end = time.perf_counter() + limit_s
+        self._resume()
+        for line, request in zip(self._lines, requests, strict=True):
+            wait_ms = max(0.0, end - time.perf_counter()) * 1e3
+            self._accept(line.answer(wait_ms), request, limit_s)
+
+    def _accept(self, answer: bytes | None, request: bytes, limit_s: float) -> None:
+        """Make sure that a request was answered as it should be; None: it was not in time."""
+        token = request[:TOKEN_BYTES]
+        if answer is None:
+            raise self._fail(limit_s, hung="native code")
+        if answer != token:
+            self._refuse(answer, token, limit_s)
 
     def _refuse(self, answer: bytes, token: bytes, limit_s: float) -> NoReturn:
         """Say why executions were not answered as they should be.
@@ -320,7 +354,8 @@ class CpuLauncher:
     def close(self) -> None:
         """End the process and all that it started."""
         self._child.close()
-        self._asked.close()
+        for line in self._lines:
+            line.close()
 
     # -- the protocol ----------------------------------------------------------------------------
 
@@ -335,8 +370,8 @@ class CpuLauncher:
             raise self._fail(0.0) from None
         self._receive(str(request["do"]), token, limit_s)
 
-    def _put(self, message: bytes) -> None:
-        """Put a message where the process reads next.
+    def _put(self, message: bytes, line: _Line | None = None) -> None:
+        """Put a message where the process reads next, or where another of its callers does.
 
         Raises:
             LaunchFailed: It has failed before, or has ended.
@@ -344,7 +379,7 @@ class CpuLauncher:
         if self._failure is not None:
             raise LaunchFailed(self._failure.status, str(self._failure))
         try:
-            self._asked.send(message)
+            (line or self._lines[0]).send(message)
         except OSError:
             raise self._fail(0.0) from None
 

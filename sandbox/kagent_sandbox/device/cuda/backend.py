@@ -163,6 +163,7 @@ class GpuBackend:
         compiled: Sequence[bytes] = (),
         *,
         timed: bool = True,  # noqa: ARG002 - whoever samples needs nothing more
+        callers: int = 1,  # noqa: ARG002 - of native code alone
     ) -> GpuLauncher:
         """A fresh process over the arena.
 

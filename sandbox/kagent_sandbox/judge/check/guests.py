@@ -5,7 +5,8 @@ rounding of floating point or the treatment of subnormal numbers, and not signal
 files or OpenMP's settings. It may not write its inputs, not even to put them back, and a call may
 keep no memory. Every check case runs once more in a launcher of its own: first with its inputs in
 pages that cannot be written, then many times in a row. So do the timed plans of who may be
-promoted, since host code and kernels choose by shape.
+promoted, since host code and kernels choose by shape. Two threads then call the plan at once
+(`two_callers`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from kagent_sandbox.device.time_limits import bounded
 from kagent_sandbox.judge.arena.layout import lay_out
 from kagent_sandbox.judge.arena.placement import PlanPlacement
 from kagent_sandbox.judge.arena.session import RUN_LIMIT_S, Arenas, CandidateRejected
+from kagent_sandbox.judge.check.two_callers import TwoCallers, places_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,8 +80,11 @@ def refuse_bad_guests(
     if not backend.traits.native or not any(map(_is_native, plans.values())):
         return
     layouts = {name: _in_pages(plan) for name, plan in plans.items()}
-    arena = arenas.at_least(max(layout.stop for layout in layouts.values()))
-    host = cast("GuestHost", backend.launcher(arena, timed=False))  # as `Backend.launcher` says
+    native = [plans[name] for name in plans if _is_native(plans[name])]
+    own_bytes = max(layout.stop for layout in layouts.values())
+    arena = arenas.at_least(max(own_bytes, *map(places_bytes, native)))
+    # as `Backend.launcher` says
+    host = cast("GuestHost", backend.launcher(arena, timed=False, callers=2))
     try:
         visit = _Visit(task, host, arena, budget)
         try:
@@ -146,6 +151,7 @@ class _Visit:
         self._refuse_leaks(placement.key)
         self._refuse_changes("a call")
         self.host.forget(placement.key)
+        TwoCallers(self.task, sampler, self.host, self.arena, self.budget).call(case, plan)
 
     def _place(self, case: Case, plan: Plan, layout: Layout) -> PlanPlacement:
         specs, mutates = build_case(self.task, case).tensors, self.task.mutates
@@ -200,7 +206,8 @@ class _Visit:
         calls = _LOOKS * count
         text = (
             f"calls keep memory: {calls} of them {kept / 1024:,.0f} KiB, and it grew from "
-            "one look to the next. Free what a call allocates, or keep one buffer and use it again"
+            "one look to the next. Free what a call allocates, and take workspaces as tensors that "
+            "the host function makes with torch.empty: a static buffer is shared by all callers"
         )
         raise self._out(Status.POLICY, text)
 

@@ -185,3 +185,62 @@ def test_a_good_guest_passes(judge, name):
     found = check(judge, kernel(GOOD_GUESTS[name]))
     assert not isinstance(found, Rejected), found
     assert not isinstance(check(judge, GOOD), Rejected)
+
+
+SHARED = (
+    HEADER.replace("<cstdlib>", "<cstdlib>\n#include <mutex>\n#include <vector>")
+    + """
+%(memory)s
+extern "C" void scale(const float* x, float* y, int64_t rows, int64_t cols, int64_t step) {
+  %(begin)s
+  if ((int64_t)twice.size() < rows * cols) twice.resize(rows * cols);
+#pragma omp parallel for
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t j = 0; j < cols; ++j) kept[i * cols + j] = 2.0f * x[i * step + j];
+#pragma omp parallel for
+  for (int64_t i = 0; i < rows * cols; ++i) y[i] = kept[i];
+}
+"""
+)
+STATIC = "static std::vector<float> twice(1 << 18);"
+GOOD_CALLERS = {
+    "of the call": ("", "std::vector<float> twice(rows * cols); float* kept = twice.data();"),
+    "of the thread": (
+        "static thread_local std::vector<float> twice(1 << 18);",
+        "float* kept = twice.data();",
+    ),
+    "locked": (
+        STATIC + " static std::mutex lock;",
+        "std::lock_guard<std::mutex> own(lock); float* kept = twice.data();",
+    ),
+}
+
+
+def test_calls_that_share_memory_are_wrong_when_two_threads_call(judge):
+    source = SHARED % {"memory": STATIC, "begin": "float* kept = twice.data();"}
+    found = check(judge, source)
+    assert isinstance(found, Rejected), found
+    assert (found.stage, found.status) == (Stage.CHECK, Status.INCORRECT_NUMERICAL)
+    assert "two threads call it at once" in found.message
+    assert "torch.empty" in found.message
+
+
+@pytest.mark.parametrize("name", GOOD_CALLERS)
+def test_calls_with_memory_of_their_own_pass(judge, name):
+    memory, begin = GOOD_CALLERS[name]
+    found = check(judge, SHARED % {"memory": memory, "begin": begin})
+    assert not isinstance(found, Rejected), found
+
+
+def test_a_timed_plan_is_called_by_two_threads_too(judge):
+    begin = (
+        "std::vector<float> own(rows * cols);"
+        " float* kept = rows * cols > 10000 ? twice.data() : own.data();"
+    )
+    waits = built(judge.task, SEED, SHARED % {"memory": STATIC, "begin": begin})
+    errors = judge.check(waits)
+    assert not isinstance(errors, Rejected), errors
+    found = judge.measure(waits, errors)
+    assert isinstance(found, Rejected), found
+    assert (found.stage, found.status) == (Stage.MEASURE, Status.INCORRECT_NUMERICAL)
+    assert "two threads call it at once" in found.message

@@ -478,7 +478,8 @@ def test_every_execution_has_inputs_that_nobody_has_seen(cpu, monkeypatch):
     write = PlanPlacement.write
 
     def note(placement, inputs, stale):
-        drawn.append(inputs)
+        if not placement.key.startswith("together/"):  # of two callers, whom nobody times
+            drawn.append(inputs)
         write(placement, inputs, stale)
 
     monkeypatch.setattr(PlanPlacement, "write", note)

@@ -148,7 +148,7 @@ class ToyBackend:
     def arena(self, nbytes):
         return ToyArena(nbytes)
 
-    def launcher(self, arena, *, timed=True):
+    def launcher(self, arena, *, timed=True, callers=1):
         CALLS["launcher"] += 1
         return ToyLauncher(arena)
 
