@@ -13,7 +13,7 @@ SOURCE = r"""
 
 
 struct Job { const float* x; float* y; int64_t rows, columns; };
-static Job jobs[1 << 16];
+static Job* const jobs = new Job[1 << 16];
 static std::atomic<int> put{0}, taken{0};
 static bool running = false;
 

@@ -9,8 +9,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import cast
 
 from kagent_sandbox.builder import policy
+from kagent_sandbox.builder.binary.elf import ElfError
 from kagent_sandbox.builder.binary.inspect import InspectError, architecture, kernel_info
 from kagent_sandbox.builder.binary.linked_libraries import forbidden_import
+from kagent_sandbox.builder.binary.static_memory import excess_static
 from kagent_sandbox.builder.declared_results import wrong_results
 from kagent_sandbox.data import records
 from kagent_sandbox.data.build import BuildCase, BuildRequest, TensorSpec
@@ -163,7 +165,9 @@ def _kernel(claimed: KernelInfo, binaries: Mapping[str, bytes], target: str) -> 
             raise Forged(f"kernel {claimed.name:.80} is for another architecture than {target}")
         if target == "cpu" and (what := forbidden_import(binary)):
             raise Forged(f"kernel {claimed.name:.80} imports {what}")
-    except InspectError as e:
+        if excess := excess_static(binary, f"{claimed.name:.80}"):
+            raise Forged(excess[0])
+    except (InspectError, ElfError) as e:
         raise Forged(str(e)) from None
     if found.hash != claimed.hash or found.param_bytes != claimed.param_bytes:
         raise Forged(f"kernel {claimed.name:.80} is not what its binary holds")

@@ -18,7 +18,7 @@ _SECTIONS_SHARE = 4  # sizes of sections in all, over the file
 _TEXT_SHARE = 8  # names of symbols in all, over their table: tails are shared, whole names are not
 
 SHT_SYMTAB, SHT_NOBITS, SHT_DYNSYM = 2, 8, 11
-SHF_ALLOC, SHF_EXECUTE = 2, 4
+SHF_WRITE, SHF_ALLOC, SHF_EXECUTE, SHF_TLS = 1, 2, 4, 0x400
 EM_CUDA = 190
 
 

@@ -76,7 +76,7 @@ def _record(source: Source, values: Sequence[object], launch: Launching) -> bool
     args = _arguments(recorder, source.name, values, kernel.parameters)
     if problem := kernels.over_limits(kernel.info, launch, recorder.target, source.name):
         recorder.refuse(PolicyError(*problem, status=Status.RESOURCE_LIMIT))
-    recorder.launch(kernel.info, kernel.binary, args, launch)
+    recorder.launch(kernel.info, kernel.binary, args, launch, source.name)
     return True
 
 

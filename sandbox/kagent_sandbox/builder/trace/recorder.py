@@ -11,6 +11,7 @@ from typing import NoReturn, Self
 
 import torch
 
+from kagent_sandbox.builder.binary.static_memory import excess_static
 from kagent_sandbox.builder.policy import PolicyError
 from kagent_sandbox.builder.trace.symbolic import (
     ADDRESS_BITS,
@@ -244,8 +245,12 @@ class Recorder:
         binary: bytes,
         args: Sequence[Arg],
         how: Launching,
+        name: str | None = None,
     ) -> None:
-        """Record one launch."""
+        """Record one launch. `name` is the candidate's own of the kernel, for messages."""
+        known = kernel.hash in self.binaries
+        if not known and (excess := excess_static(binary, name or kernel.name)):
+            self.refuse(PolicyError(*excess))
         self.kernels[kernel.hash] = kernel
         self.binaries[kernel.hash] = binary
         self.add(Launch(kernel=kernel.hash, args=tuple(args), **asdict(how)))
