@@ -29,6 +29,7 @@ from kagent_sandbox.judge.check.guests import refuse_bad_guests
 from kagent_sandbox.judge.check.inputs import InputSampler
 from kagent_sandbox.judge.check.time_budget import TimeBudget
 from kagent_sandbox.judge.timing.measure import CANDIDATE, INCUMBENT, Meter, promising
+from kagent_sandbox.judge.timing.metrics import with_own_memory
 from kagent_sandbox.judge.timing.noise import Noise, measure_noise
 from kagent_sandbox.judge.timing.race import Racer
 
@@ -431,7 +432,8 @@ class Judge:
             with clock.part("guest"):
                 cases = bench_cases(self.task, self.kind)
                 budget = self._time_budget(cases, Stage.MEASURE)
-                self._refuse_bad_guests(Contender("", built, choice), cases, budget)
+                own_bytes = self._refuse_bad_guests(Contender("", built, choice), cases, budget)
+            passed = replace(passed, timings=with_own_memory(passed.timings, own_bytes))
         return passed
 
     def _time_budget(self, cases: Sequence[Case], stage: Stage) -> TimeBudget:
@@ -441,10 +443,12 @@ class Judge:
 
     def _refuse_bad_guests(
         self, contender: Contender, cases: Sequence[Case], budget: TimeBudget
-    ) -> None:
+    ) -> Mapping[str, int]:
         """See `guests.refuse_bad_guests`."""
         draws = self._checker.sampler
-        refuse_bad_guests(self.task, self.backend, self._arenas, draws, contender, cases, budget)
+        return refuse_bad_guests(
+            self.task, self.backend, self._arenas, draws, contender, cases, budget
+        )
 
     def race(
         self,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import mmap
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 from kagent_sandbox.data.build_case import build_case
@@ -45,6 +45,8 @@ _FEW_RUNS, _FEW_S = 64, 0.05
 show little.
 """
 _MOST_RUNS = 1024  # between two looks
+_OWN_BYTES = 1 << 20
+"""Memory that the launcher itself may have asked for meanwhile: Python's, for plans."""
 _LOOKS = 12
 """Calls keep memory if it grew between all of these but one, which the process's own work may have
 hidden. Mostly the second look is the last one: whatever is allocated once is so by then.
@@ -59,7 +61,7 @@ def refuse_bad_guests(
     contender: Contender,
     cases: Sequence[Case],
     budget: TimeBudget,
-) -> None:
+) -> dict[str, int]:
     """Run a candidate's native code, which is known to compute what it should, as a guest.
 
     There is nothing to do on devices that have none.
@@ -73,12 +75,17 @@ def refuse_bad_guests(
         cases: The cases whose plans are run.
         budget: Seconds that its executions may take, and the stage of a rejection.
 
+    Returns:
+        By case, the bytes that native code has taken itself and kept from one call to the next.
+        What it frees before it returns is not known.
+
     Raises:
-        CandidateRejected: It changes its host or an input, keeps memory, or takes too long.
+        CandidateRejected: It changes its host or an input, keeps memory, takes too long, or is
+            wrong when two threads call it at once.
     """
     plans = {c.name: contender.plan(c.name) for c in cases}
     if not backend.traits.native or not any(map(_is_native, plans.values())):
-        return
+        return {}
     layouts = {name: _in_pages(plan) for name, plan in plans.items()}
     native = [plans[name] for name in plans if _is_native(plans[name])]
     own_bytes = max(layout.stop for layout in layouts.values())
@@ -96,6 +103,7 @@ def refuse_bad_guests(
             raise CandidateRejected(Rejected(budget.stage, e.status, str(e), visit.at)) from e
         except PlanError as e:
             raise CandidateRejected(Rejected(budget.stage, Status.TAMPER, str(e), visit.at)) from e
+        return visit.own_bytes
     finally:
         host.close()
 
@@ -112,12 +120,17 @@ class _Visit:
     """The case that runs."""
     _before: ProcessSnapshot | None = None
     _asked_bytes: int = 0
+    own_bytes: dict[str, int] = field(default_factory=dict)
+    """Memory that the code has taken itself, by case."""
+    _others_bytes: int = 0
+    """Part of what the process has asked for that is not one caller's."""
 
     def begin(self, built: Built) -> None:
         """Look at the host before any of the candidate's code is loaded."""
         self.host.load(built.binaries)
         self.host.remember()
         self._before = self._look()
+        self._others_bytes = self.host.asked_bytes()
 
     def case(self, case: Case, plan: Plan, layout: Layout, sampler: InputSampler) -> None:
         """Load what a case needs, run it on inputs that cannot be written, then repeatedly."""
@@ -151,7 +164,12 @@ class _Visit:
         self._refuse_leaks(placement.key)
         self._refuse_changes("a call")
         self.host.forget(placement.key)
+        self.host.stop()
+        own_bytes = self.host.asked_bytes() - self._others_bytes
+        self.own_bytes[case.name] = own_bytes if own_bytes > _OWN_BYTES else 0
         TwoCallers(self.task, sampler, self.host, self.arena, self.budget).call(case, plan)
+        self.host.stop()
+        self._others_bytes = self.host.asked_bytes() - own_bytes
 
     def _place(self, case: Case, plan: Plan, layout: Layout) -> PlanPlacement:
         specs, mutates = build_case(self.task, case).tensors, self.task.mutates

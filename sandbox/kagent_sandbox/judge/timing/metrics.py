@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kagent_sandbox.data.plan import ITEMSIZE
@@ -195,6 +196,13 @@ def case_timing(
         launches=len(plan.launches),
         peak_bytes=plan.peak_bytes,
     )
+
+
+def with_own_memory(
+    timings: Sequence[CaseTiming], own_bytes: Mapping[str, int]
+) -> tuple[CaseTiming, ...]:
+    """Add to peak memory, by case, what native code takes itself: no plan has it."""
+    return tuple(replace(t, peak_bytes=t.peak_bytes + own_bytes.get(t.case, 0)) for t in timings)
 
 
 def score(timings: Sequence[CaseTiming]) -> tuple[float, float]:

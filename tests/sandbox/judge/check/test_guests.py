@@ -244,3 +244,13 @@ def test_a_timed_plan_is_called_by_two_threads_too(judge):
     assert isinstance(found, Rejected), found
     assert (found.stage, found.status) == (Stage.MEASURE, Status.INCORRECT_NUMERICAL)
     assert "two threads call it at once" in found.message
+
+
+def test_memory_that_code_takes_itself_is_in_peak_memory(judge):
+    """64 MiB of the calling thread: those of one of two callers."""
+    takes = "static thread_local char* kept = (char*)calloc(1 << 26, 1); kept[rows] = 1;"
+    plain, taking = (built(judge.task, SEED, kernel(in_call)) for in_call in ("", takes))
+    one, other = (judge.measure(b, judge.check(b)) for b in (plain, taking))
+    for before, after in zip(one.timings, other.timings, strict=True):
+        assert before.peak_bytes == 4 * 64 * 2048
+        assert 0 <= after.peak_bytes - before.peak_bytes - (1 << 26) < 4 << 20
