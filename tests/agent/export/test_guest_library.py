@@ -1,5 +1,6 @@
 """A library's own test of what it leaves of its caller's process: it notices bad guests."""
 
+import functools
 import os
 import re
 
@@ -57,8 +58,27 @@ def test_a_good_guest_leaves_everything_as_it_was(visited):
 
 
 @pytest.fixture
-def visited_with(library, visited):
-    def run(head, in_call):
+def called_together(bare_python, library, tmp_path):
+    """Runs the library's test of two threads."""
+
+    def run():
+        env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_softmax.py")
+        return bare_python.run(*words, "-k", "two_threads", cwd=library, env=env)
+
+    return run
+
+
+@pytest.fixture
+def visited_with(changed, visited):
+    return functools.partial(changed, visited)
+
+
+@pytest.fixture
+def changed(library):
+    """Does something with a library whose kernel has more code before it and in it."""
+
+    def run(do, head, in_call):
         (path,) = library.glob(f"build/torch-universal/{NAME}/kernels/softmax_*.py")
         good = path.read_text()
         bad = good.replace('extern "C" void', head + 'extern "C" void', 1)
@@ -66,7 +86,7 @@ def visited_with(library, visited):
         assert bad.count(in_call) == 1
         try:
             path.write_text(bad)
-            return visited()
+            return do()
         finally:
             path.write_text(good)
 
@@ -92,3 +112,18 @@ def test_a_guest_that_writes_its_input_does_not_survive_it(visited_with):
     done = visited_with("", WRITES)
     assert done.returncode == -11, done.stdout + done.stderr
     assert done.stdout.startswith("softmax, cpu")
+
+
+SHARED = (
+    "static std::vector<float> shared(1 << 22);"
+    "std::copy(x, x + rows * columns, shared.begin()); x = shared.data();"
+)
+
+
+def test_a_buffer_that_calls_share_fails_when_two_threads_call(changed, called_together):
+    done = called_together()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+    done = changed(called_together, "#include <algorithm>\n#include <vector>\n", SHARED)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "test_two_threads_may_call_it_at_once" in done.stdout
