@@ -1,11 +1,11 @@
 """The confined side of a CPU launcher: binds plans to the arena and runs them when told to.
 
 The process is locked from its first instruction here. It maps the arena and closes its descriptor,
-starts torch's and OpenMP's threads (which inherit the lock), and a second thread that executes plans
-where there are to be two callers. It forbids itself any further thread, process or timer, and only
-then loads the first binary: constructors run inside all of that. Native code shares the process, so
-nothing that it answers is believed but that it answers at all: time and results are the judge's to
-observe.
+starts torch's and OpenMP's threads (which inherit the lock), and a second thread that executes
+plans where there are to be two callers. It forbids itself any further thread, process or timer, and
+only then loads the first binary: constructors run inside all of that. Native code shares the
+process, so nothing that it answers is believed but that it answers at all: time and results are the
+judge's to observe.
 """
 
 from __future__ import annotations
