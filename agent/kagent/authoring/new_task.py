@@ -37,14 +37,15 @@ from kagent.authoring.draft.draft import (
     case_dtype,
     plain,
 )
-from kagent.authoring.draft.inputs import draw_example
+from kagent.authoring.draft.inputs import bounds_of_draws, constraints_of_draws, draw_example
+from kagent.authoring.draft.pointers import with_offsets, with_own_bounds, with_pointers
 from kagent.authoring.draft.reference import require_writable
 from kagent.authoring.draft.trial import Trials, Tried, accepted, write, written
 from kagent.authoring.errors import AuthoringError
 from kagent.authoring.proofs import prove_holes
 from kagent.authoring.seeds import SeedOutcome, write_seeds
 from kagent.authoring.tracing.drawing import by_values
-from kagent.authoring.tracing.operation import Operation
+from kagent.authoring.tracing.operation import Example, Operation
 from kagent.authoring.tracing.sizes import (
     Room,
     Sizes,
@@ -85,6 +86,9 @@ repeats it some hundred times."""
 MANY_ELEMENTS, MANY_WORK = 1e6, 1e9
 """Elements and operations of a case that is small for its operation, and still so large that few
 cases must do."""
+_FEW = 16
+MOST_BOUNDED = 2e7
+"""Elements of a case that shows whether a dimension bounds what whole numbers point into."""
 NONFINITE_DRAWS = 4
 """Draws of infinities and NaN that are tried at each scale."""
 _ROWS = ("constant", "tiny", "large", "spiked", "zeros")
@@ -174,9 +178,7 @@ def make_task(
         raise UserError(f"{folder}: it is there already: name another with --to, or remove it")
     began = time.perf_counter()
     say(f"running {operation.origin} on symbolic tensors")
-    room = find_room(operation, vary)
-    say("trying cases")
-    draft = make_draft(room)
+    room, draft = _tried_rooms(_rooms(operation, vary), say)
     _write(draft, folder)
     try:
         load_task(folder)
@@ -204,26 +206,58 @@ def find_room(operation: Operation, vary: Mapping[tuple[str, int], str] | None =
         UserError: `vary` names no dimension.
         AuthoringError: The operation cannot be run on symbolic tensors.
     """
+    return next(_rooms(operation, vary))
+
+
+def _rooms(operation: Operation, vary: Mapping[tuple[str, int], str] | None) -> Iterator[Room]:
+    """Rooms as `find_room` gives them: the first that can be one, and smaller ones."""
     if vary:
         names = _axes_of(operation, vary)
         room = _room(operation, list(names), names)
         lost = dict.fromkeys(n for n in vary.values() if room is None or n not in room.trace.dims)
         if room is None or lost:
             raise AuthoringError(f"{', '.join(lost)}: {_tied(operation, names, lost)}")
-        return room
+        yield room
+        return
     refusal: AuthoringError | None = None
+    seen: list[object] = []
     for axes in _freedoms(operation):
         try:
             room = _room(operation, axes, {})
         except AuthoringError as e:
             refusal = e
             continue
-        if room is not None:
-            return room
-    raise refusal or AuthoringError(
-        "a size, a branch or a Python number depends on a tensor's values, as by .item(): pass the "
-        "number as an argument of its own, or compute with the tensor"
-    )
+        if room is not None and room.trace.shapes not in seen:
+            seen.append(room.trace.shapes)
+            yield room
+    if not seen:
+        raise refusal or AuthoringError(
+            "a size, a branch or a Python number depends on a tensor's values, as by .item(): pass "
+            "the number as an argument of its own, or compute with the tensor"
+        )
+
+
+def _tried_rooms(rooms: Iterable[Room], say: Say) -> tuple[Room, TaskDraft]:
+    """The first room in which cases can be computed, and the draft with them. Where they cannot,
+    numbers may be offsets, or point into a dimension that must stay as in the example.
+
+    Raises:
+        AuthoringError: There is none; or the first one has no case for another reason.
+    """
+    refusal: NoCaseError | None = None
+    for room in rooms:
+        bare, own = _bare(room.trace), room.trace.operation.examples
+        for examples in dict.fromkeys((own, with_offsets(bare) or own, with_own_bounds(bare))):
+            say("trying cases" if refusal is None else "trying other dimensions")
+            tried = replace(room, trace=_redrawn(room.trace, examples))
+            try:
+                return tried, make_draft(tried)
+            except NoCaseError as e:
+                if not e.failed:
+                    raise refusal or e from None
+                refusal = refusal or e
+    assert refusal is not None
+    raise refusal
 
 
 def _tied(operation: Operation, names: Mapping[Axis, str], lost: Iterable[str]) -> str:
@@ -304,7 +338,7 @@ def _room(operation: Operation, axes: Sequence[Axis], names: Mapping[Axis, str])
     equal: list[tuple[Axis, Axis]] = []
     while True:
         found = trace(operation, free, names, equal)
-        require_writable(TaskDraft(found, DraftKind((), ()), DraftKind((), ())))
+        require_writable(_bare(found))
         if not found.fits(found.dims) or (axes and not found.dims):
             return None
         room, fixed = explore(found)
@@ -337,22 +371,39 @@ def _check_cost(found: TracedOperation) -> Callable[[Sizes], float]:
 
 
 def _drawable(room: Room) -> Room:
-    """The room, with tensors that the example's code draws at one size alone drawn as values."""
-    found, operation = room.trace, room.trace.operation
-    draft = TaskDraft(found, DraftKind((), ()), DraftKind((), ()))
-    examples = list(operation.examples)
+    """The room, with tensors that the example's code draws at one size alone drawn as values, and
+    those that point into others as such.
+    """
+    found = room.trace
+    found = _redrawn(found, with_pointers(_bare(found)))
+    draft, examples = _bare(found), list(found.operation.examples)
+    small = _shrunk(room, CHECK_ELEMENTS, CHECK_WORK)
+    tried = [room.least, small, room.changed(small, prime) or small]
     for i in found.used:
         varies = any(isinstance(size, str) for size in found.shapes[i])
         if examples[i].drawing.kind != "code" or not varies:
             continue
-        try:
-            drawn = tuple(draw_example(draft, i, room.least).shape)
-        except Exception:  # noqa: BLE001 - whatever the example's code does at other sizes
-            drawn = None
-        if drawn != tuple(found.sizes(found.shapes[i], room.least)):
+        if not all(_draws(draft, i, sizes) for sizes in tried):
             examples[i] = replace(examples[i], drawing=by_values(examples[i].drawing))
-    operation = replace(operation, examples=tuple(examples))
-    return replace(room, trace=replace(found, operation=operation))
+    return replace(room, trace=_redrawn(found, tuple(examples)))
+
+
+def _draws(draft: TaskDraft, i: int, sizes: Mapping[str, int]) -> bool:
+    """Whether the example's code draws the i-th tensor at other sizes."""
+    try:
+        drawn = draw_example(draft, i, sizes)
+    except Exception:  # noqa: BLE001 - whatever the example's code does at other sizes
+        return False
+    return tuple(drawn.shape) == tuple(draft.trace.sizes(draft.trace.shapes[i], sizes))
+
+
+def _redrawn(found: TracedOperation, examples: tuple[Example, ...]) -> TracedOperation:
+    return replace(found, operation=replace(found.operation, examples=examples))
+
+
+def _bare(found: TracedOperation) -> TaskDraft:
+    """A draft without cases."""
+    return TaskDraft(found, DraftKind((), ()), DraftKind((), ()))
 
 
 # -- cases -----------------------------------------------------------------------------------------
@@ -410,7 +461,7 @@ def make_draft(room: Room) -> TaskDraft:
         k=k,
         floor=floor,
         on_cpu=on_cpu,
-        constraints=_constraints(room),
+        constraints=(*_constraints(room), *constraints_of_draws(draft)),
         gpu=DraftKind(
             tuple(gpu_check),
             (given,),
@@ -465,10 +516,59 @@ def _usable(room: Room, trials: Trials, first: DraftCase) -> tuple[Room, DraftCa
             room = replace(room, least=sizes)
         refused.append(sizes)
     if tried.why:
-        texts = (", ".join(f"{n} = {s}" for n, s in each.items()) for each in refused)
+        texts = (_sizes_text(each) for each in refused)
         of = f" of {'; '.join(texts)}" if first.sizes else ""
-        raise AuthoringError(f"its example cannot be a case{of}: {tried.why}")
+        text = f"its example cannot be a case{of}: {tried.why}"
+        if tried.failed and first.sizes:
+            text += _choose(room.trace)
+        raise NoCaseError(text, failed=tried.failed)
+    _require_bounds(room, trials, first)
     return room, first
+
+
+def _require_bounds(room: Room, trials: Trials, first: DraftCase) -> None:
+    """Make sure that whole numbers are such at other sizes, too: what they point into may have a
+    size of its own that is small, or is equal to a dimension that bounds them by chance.
+
+    Raises:
+        NoCaseError: They are not.
+    """
+    draft = _bare(room.trace)
+    if all(e.dtype.is_floating_point for e in draft.arguments):
+        return
+    plans = [{**first.sizes, n: room.rounded(n, _FEW)} for n in first.sizes]
+    for name in bounds_of_draws(draft):
+        size = room.rounded(name, room.trace.dims[name] * 3 / 2)
+        plans += [{**first.sizes, name: size}, {**room.least, name: size}]
+    needed = constraints_of_draws(draft)
+    for i, sizes in enumerate(plans):
+        fits = room.trace.count(sizes) < MOST_BOUNDED and room.trace.fits(sizes)
+        if not fits or not all(evaluate(c, sizes) for c in needed):
+            continue
+        tried = trials.case(replace(first, sizes=sizes), f"bounds_{i}")
+        if tried.failed:
+            text = f"its example cannot be a case of {_sizes_text(sizes)}: {tried.why}"
+            raise NoCaseError(f"{text}{_choose(room.trace)}", failed=True)
+
+
+def _sizes_text(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{n} = {s}" for n, s in sizes.items())
+
+
+class NoCaseError(AuthoringError):
+    """The first case cannot be one. `failed`: because it could not be computed."""
+
+    def __init__(self, text: str, *, failed: bool) -> None:
+        super().__init__(text)
+        self.failed = failed
+
+
+def _choose(found: TracedOperation) -> str:
+    """Words on how to choose the dimensions that vary, with those that do."""
+    names = [e.name for e in found.operation.examples]
+    places = [f"{names[i]}:{d}={n}" for n in found.dims for i, d in found.axes(n)[:1]]
+    way = "Where sizes belong together, name those that may vary: --vary ARG:DIM=NAME"
+    return f". {way} ({', '.join(places)})"
 
 
 def _without_few(room: Room, trials: Trials, first: DraftCase) -> tuple[Room, float]:
@@ -519,7 +619,19 @@ def _shrunk(room: Room, elements: float, work: float) -> Sizes:
     def cost(sizes: Sizes) -> float:
         return max(found.count(sizes) / elements, found.work(sizes) / work)
 
-    return room.shrunk(cost, 1.0)
+    return _drawn_at(room, room.shrunk(cost, 1.0))
+
+
+def _drawn_at(room: Room, sizes: Sizes) -> Sizes:
+    """The sizes, with fewer numbers where not as many could be drawn."""
+    for formula in constraints_of_draws(_bare(room.trace)):
+        (name,) = re.findall(r"^\w+(?= <=)", formula) or [""]
+        while name in sizes and not evaluate(formula, sizes):
+            smaller = {**sizes, name: room.rounded(name, sizes[name] / 2)}
+            if smaller == sizes or not room.trace.fits(smaller):
+                break
+            sizes = smaller
+    return sizes
 
 
 def _summed(found: TracedOperation) -> float:

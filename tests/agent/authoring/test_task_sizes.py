@@ -6,6 +6,7 @@ import pytest
 import sympy
 import torch
 from kagent.authoring import new_task
+from kagent.authoring.draft.reference import reference_py
 from kagent.authoring.draft.toml import task_toml
 from kagent.authoring.errors import AuthoringError
 from kagent.authoring.new_task import find_room, make_draft
@@ -202,3 +203,108 @@ def test_a_dimension_that_others_must_have_too_names_them():
         find_room(operation, {("scores", 1): "S"})
     room = find_room(operation, {("scores", 1): "S", ("mask", 0): "S"})
     assert room.trace.dims == {"S": 64}
+
+
+def embedded_bags(indices, offsets, table):
+    return F.embedding_bag(indices, table, offsets, mode="sum")
+
+
+def segment_ids(offsets, elements):
+    counts = offsets.diff()
+    places = torch.arange(offsets.numel() - 1)
+    return torch.repeat_interleave(places, counts, output_size=elements)
+
+
+def sums_of_segments(x, offsets):
+    out = torch.zeros(offsets.numel() - 1, dtype=x.dtype)
+    return out.index_add_(0, segment_ids(offsets, x.numel()), x)
+
+
+def ragged():
+    lengths = torch.randint(1, 40, (32,))
+    ends = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
+    return torch.randn(int(ends[-1])), ends
+
+
+def ignored_by_index():
+    labels = torch.randint(0, 300, (256,))
+    labels[torch.rand(256) < 0.15] = -100
+    return torch.randn(256, 300), labels
+
+
+def ignored_by_where():
+    labels = torch.randint(0, 300, (256,))
+    return torch.randn(256, 300), torch.where(torch.rand(256) < 0.15, -100, labels)
+
+
+def write_slots(cache, new, slots):
+    cache[slots] = new
+
+
+def masked_sum(x, lengths):
+    mask = torch.arange(x.shape[1]) < lengths[:, None]
+    return x.masked_fill(~mask, 0).sum(-1)
+
+
+def segments_of_64(x, segment):
+    return torch.zeros(64, x.shape[1]).index_add_(0, segment, x)
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "dims", "lines"),
+    [
+        (F.cross_entropy, ignored_by_index, 2, ["torch.randint(0, N, [M]"]),
+        (F.cross_entropy, ignored_by_where, 2, ["torch.randint(0, N, [M]"]),
+        (
+            embedded_bags,
+            lambda: (torch.randint(0, 500, (640,)), torch.arange(0, 640, 20), torch.randn(500, 16)),
+            4,
+            ["torch.randint(0, M, (N,)", "torch.arange(K, device=device) * (N) // (K)"],
+        ),
+        (sums_of_segments, ragged, 2, ["torch.randperm(N - 1, ", "value=N)"]),
+        (
+            sums_of_segments,
+            lambda: (torch.randn(1280), torch.arange(0, 1281, 20)),
+            2,
+            ["torch.arange(K, device=device) * (N) // max(1, K - 1)"],
+        ),
+        (
+            write_slots,
+            lambda: (torch.randn(512, 8), torch.randn(96, 8), torch.randperm(512)[:96]),
+            3,
+            ["torch.randperm(M, generator=generator, device=device)[: K]"],
+        ),
+        (
+            masked_sum,
+            lambda: (torch.randn(64, 96), torch.randint(1, 97, (64,))),
+            2,
+            ["torch.randint(1, N + 1, (M,)"],
+        ),
+        (
+            segments_of_64,
+            lambda: (torch.randn(256, 64), torch.randint(0, 64, (256,))),
+            2,
+            ["torch.randint(0, 64, (M,)"],
+        ),
+    ],
+)
+def test_numbers_that_point_into_a_dimension_do_so_at_all_sizes(function, inputs, dims, lines):
+    torch.manual_seed(0)
+    operation = make_operation(function, inputs)
+    room, draft = new_task._tried_rooms(new_task._rooms(operation, None), lambda _: None)
+    assert len(room.trace.dims) == dims
+    text = reference_py(draft)
+    assert [line for line in lines if line not in text] == []
+    for case in draft.cpu.check:
+        assert all(evaluate(c, case.sizes) for c in draft.constraints)
+    assert all(evaluate(c, room.trace.dims) for c in draft.constraints)
+
+
+def test_a_dimension_in_which_no_case_can_be_computed_stays_as_in_the_example():
+    """Places that only the example's own values point to."""
+    places = torch.tensor([3, 700, 7, 11, 13, 17, 19, 700, 29, 31])
+    operation = make_operation(lambda x, i: x[i * 1], (torch.randn(1024, 16), places))
+    room, _ = new_task._tried_rooms(new_task._rooms(operation, None), lambda _: None)
+    assert 1024 not in room.trace.dims.values()
+    with pytest.raises(AuthoringError, match=r"out of .*: --vary ARG:DIM=NAME \(x:0=B\)$"):
+        make_draft(find_room(operation, {("x", 0): "B"}))

@@ -28,8 +28,28 @@ _COUNTS: Mapping[str, Sequence[int]] = {
     "randperm.default": (0,),
     "eye.default": (0,),
     "eye.m": (0, 1),
+    "slice.Tensor": (2, 3),
 }
 """Arguments that are numbers of elements, by operation."""
+_BOUNDS: Mapping[str, Sequence[int]] = {
+    "randint.default": (0,),
+    "randint.low": (0, 1),
+    "random_.to": (1,),
+    "random_.from": (1, 2),
+    "clamp.default": (1, 2),
+    "clamp_.default": (1, 2),
+    "clamp_min.default": (1,),
+    "clamp_max.default": (1,),
+    "remainder.Scalar": (1,),
+    "remainder_.Scalar": (1,),
+    "fmod.Scalar": (1,),
+    "full.default": (1,),
+    "fill.Scalar": (1,),
+    "fill_.Scalar": (1,),
+    "masked_fill.Scalar": (2,),
+    "masked_fill_.Scalar": (2,),
+}
+"""Arguments between which whole numbers lie, by operation."""
 _CHOOSING = frozenset(
     {
         torch.ops.aten.where.Scalar,
@@ -53,6 +73,7 @@ class CodeWriter:
         size: Callable[[Any], str],
         sizes: Callable[[Sequence[int]], str] = lambda sizes: str(list(sizes)),
         count: Callable[[int], str] = str,
+        bound: Callable[[int], str] = str,
         device: str,
         dtype: Callable[[torch.dtype], str],
         generator: str | None = None,
@@ -66,6 +87,7 @@ class CodeWriter:
             size: Text of a SymInt, SymFloat or SymBool.
             sizes: Text of a list of plain whole numbers, which may be a shape.
             count: Text of a plain whole number that says how many elements a new tensor has.
+            bound: Text of a plain whole number that others are drawn below, or held to.
             device: Text of the device on which tensors are made.
             dtype: Text of a dtype.
             generator: Text of the generator that random operations use; None where there must be
@@ -77,6 +99,7 @@ class CodeWriter:
         self._size = size
         self._sizes = sizes
         self._count = count
+        self._bound = bound
         self._device = device
         self._dtype = dtype
         self._generator = generator
@@ -125,10 +148,14 @@ class CodeWriter:
         if name in _SKIPPED:
             return None
         args = [self._value(a) for a in node.args]
-        for place in _COUNTS.get(f"{name}.{target._overloadname}", ()):  # noqa: SLF001 - as above
-            count = node.args[place]
-            if isinstance(count, int):
-                args[place] = self._count(count)
+        full_name = f"{name}.{target._overloadname}"  # noqa: SLF001 - torch's own name
+        for places, text_of in ((_COUNTS, self._count), (_BOUNDS, self._bound)):
+            if places is _BOUNDS and not _is_whole(node):
+                continue
+            for place in places.get(full_name, ()):
+                number = node.args[place] if place < len(node.args) else None
+                if type(number) is int:
+                    args[place] = text_of(number)
         to = self._promoted_to(node)
         if to is not None:
             args = [
@@ -242,6 +269,12 @@ def _tensor_of(argument: Any) -> torch.Tensor | None:
     """The tensor that a node stands for."""
     value = argument.meta.get("val") if isinstance(argument, Node) else None
     return value if isinstance(value, torch.Tensor) else None
+
+
+def _is_whole(node: Node) -> bool:
+    """Whether a node is a tensor of whole numbers."""
+    value = _tensor_of(node)
+    return value is not None and not value.is_floating_point() and not value.is_complex()
 
 
 def _tensors_read(node: Node) -> list[torch.Tensor]:

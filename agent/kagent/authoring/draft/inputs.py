@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,10 +13,13 @@ import torch
 
 from kagent.authoring.draft.code import CodeWriter
 from kagent.authoring.draft.draft import TaskDraft
+from kagent.authoring.draft.pointers import OwnBounds, Pointing, needed_sizes, pointing_lines
 from kagent.authoring.draft.source_lines import broken, escaped, quoted
 from kagent.authoring.tracing.drawing import Drawing
 from kagent.authoring.tracing.operation import Example
 
+_LEAST_BESIDE = 8
+"""Size of a dimension below which a number beside it is that by chance."""
 PART = 64
 """Elements of a vector that are of one kind."""
 
@@ -166,6 +170,9 @@ def _draw(
     direct = own.is_floating_point and own.itemsize > 1
     made = f"torch.empty({shape}, dtype={dtype if direct else 'torch.float32'}, device=device)"
     a, b = drawing.a, drawing.b
+    if isinstance(drawing, Pointing):
+        high = _high(draft, example, int(b))
+        return pointing_lines(draft, example, drawing, high, formulas[0], dtype)
     if drawing.kind in ("uniform", "normal"):  # in place: every timed execution draws anew
         lines = [f"{name} = {made}"]
         lines.append(f"{name}.{drawing.kind}_({a!r}, {b!r}, generator=generator)")
@@ -205,13 +212,70 @@ def draw_example(draft: TaskDraft, i: int, sizes: Mapping[str, int]) -> torch.Te
     return drawn
 
 
+def constraints_of_draws(draft: TaskDraft) -> tuple[str, ...]:
+    """Formulas that hold where the arguments can be drawn: of so many places that are distinct
+    there must be as many.
+    """
+    found = []
+    for i in draft.trace.used:
+        example, (size, *_) = draft.trace.operation.examples[i], (*draft.trace.shapes[i], 1)
+        formula = needed_sizes(draft, example, _high(draft, example, int(_end_of(example))), size)
+        if formula is not None and any(c.isalpha() for c in formula):
+            found.append(formula)
+    return tuple(dict.fromkeys(found))
+
+
+def bounds_of_draws(draft: TaskDraft) -> list[str]:
+    """Dimensions of other tensors that bound an argument's whole numbers."""
+    found: set[str] = set()
+    for i in draft.trace.used:
+        example, formulas = draft.trace.operation.examples[i], draft.trace.shapes[i]
+        if example.dtype.is_floating_point or isinstance(example.drawing, Pointing):
+            continue
+        lines = _draw(draft, example, example.drawing, _python_shape(formulas), formulas)
+        found |= set(re.findall(r"\w+", " ".join(lines))) - {str(f) for f in formulas}
+    return [n for n in draft.trace.dims if n in found]
+
+
+def _end_of(example: Example) -> float:
+    return example.drawing.b if example.drawing.kind == "integers" else 0.0
+
+
 def _high(draft: TaskDraft, example: Example, high: int) -> str:
-    """The end of a range of integers: a dimension, where it is one's size in the example."""
-    sizes = {s: n for n, s in draft.trace.dims.items()}
+    """The end of a range of integers: a dimension, where it is one's size in the example, or one
+    more, or a size that numbers drawn from it come near to.
+    """
+    found = _dimension(draft, example, high)
+    if found is not None or isinstance(example.drawing, OwnBounds):
+        return found or str(high)
     near = [n for n, s in draft.trace.dims.items() if s >= high > 0.9 * s > 1]
-    own = draft.trace.shapes[draft.trace.operation.examples.index(example)]
+    own = _own(draft, example)
     near = [n for n in near if n not in own] or near
-    return sizes.get(high, near[0] if near else str(high))
+    return near[0] if near else str(high)
+
+
+def _own(draft: TaskDraft, example: Example) -> Sequence[int | str]:
+    names = [e.name for e in draft.trace.operation.examples]
+    return draft.trace.shapes[names.index(example.name)]
+
+
+def _dimension(draft: TaskDraft, example: Example, value: int) -> str | None:
+    """The dimension of that size, or one that is one less or more: another tensor's, if there is
+    one. None where there is none.
+    """
+    if isinstance(example.drawing, OwnBounds):
+        return None
+    dims, own = draft.trace.dims, _own(draft, example)
+    others = {s: n for n, s in dims.items() if n not in own}
+    if value in others:
+        return others[value]
+    for n, s in dims.items():
+        if s == value:
+            return n
+    for beside, sign in ((1, "+"), (-1, "-")):
+        if value - beside >= _LEAST_BESIDE and value - beside in others:
+            return f"{others[value - beside]} {sign} 1"
+    return None
 
 
 def _recorded(
@@ -237,7 +301,8 @@ def _recorded(
         taken={*draft.trace.dims, *(e.name for e in draft.trace.operation.examples), "dtype"},
         size=str,
         sizes=sizes,
-        count=lambda n: str(by_value.get(n, n)),
+        count=lambda n: str(by_value.get(n) or _dimension(draft, example, n) or n),
+        bound=lambda n: _dimension(draft, example, n) or str(n),
         device="device",
         dtype=str,
         generator="generator",

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from kagent_sandbox.data.case import Case
+from kagent_sandbox.data.formula import evaluate
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.device.traits import InputPolicy
 from kagent_sandbox.errors import TaskError, UserError
@@ -26,6 +27,7 @@ from torch._decomp import core_aten_decompositions
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kagent.authoring.draft.draft import DraftCase, TaskDraft
+from kagent.authoring.draft.inputs import constraints_of_draws
 from kagent.authoring.draft.orders import ORDERS, ROOM, Reordered, draws_of
 from kagent.authoring.draft.reference import reference_py
 from kagent.authoring.draft.toml import task_toml
@@ -147,12 +149,15 @@ class Trials:
     def __init__(self, draft: TaskDraft, folder: Path) -> None:
         """`folder`: of the draft, written."""
         self._draft = draft
+        self._constraints = constraints_of_draws(draft)
         self._task = load_task(folder)
         policy = InputPolicy(pool=1, tf32=True)  # of a GPU's cases
         self._sampler = InputSampler(self._task, torch.device("cpu"), policy)
 
     def case(self, case: DraftCase, name: str, seed: int = 1, *, timed: bool = False) -> Tried:
         """Compute a draw of a case: the reference, torch's own, the function as it was given."""
+        if unmet := [c for c in self._constraints if not evaluate(c, case.sizes)]:
+            return Tried(f"its arguments need {unmet[0]}", failed=True)
         try:
             return self._tried(_case(case, name), seed, timed)
         except (TaskError, RuntimeError, MemoryError) as e:
@@ -170,6 +175,8 @@ class Trials:
         """The `floor` that other orders of rounding need beside the draft's `k`, as a calibration
         finds it: large where results cancel by chance, and infinite where the case cannot be tried.
         """
+        if not all(evaluate(c, case.sizes) for c in self._constraints):
+            return math.inf
         try:
             drawn = _case(case, name)
             return max(self._floor(drawn, s) for s in range(draws_of(self._task, drawn)))

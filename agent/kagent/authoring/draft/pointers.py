@@ -1,0 +1,209 @@
+"""Whole numbers that point to places of another tensor: permutations, and offsets of parts."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+import torch
+from torch.fx import Interpreter
+
+from kagent.authoring.draft.draft import TaskDraft
+from kagent.authoring.tracing.drawing import Drawing
+from kagent.authoring.tracing.graph import ancestors
+from kagent.authoring.tracing.operation import Example
+
+Order: TypeAlias = Literal["distinct", "rising", "sorted"]
+_LEAST = 8
+"""Elements and sizes below which numbers are alike by chance."""
+_BY_CHANCE = math.log(0.003)
+"""Logarithm of the probability with which independent numbers may be distinct."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pointing(Drawing):
+    """A distribution of whole numbers from `a` to below `b` that do not depend on chance alone.
+
+    Attributes:
+        order: "distinct", none twice; "rising", offsets from 0 to the size of another tensor, with
+            something between each two; or "sorted", the same with empty parts.
+        even: Whether all parts are equal.
+    """
+
+    order: Order = "distinct"
+    even: bool = False
+
+    def words(self) -> str:
+        """The distribution in words."""
+        if self.order == "distinct":
+            return f"whole numbers from 0 to {self.b - 1:.0f}, none twice"
+        parts = "equal parts" if self.even else "parts of any length"
+        return f"where {parts} begin, of {self.b - 1:.0f} or more"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnBounds(Drawing):
+    """A distribution of whole numbers whose bounds are a dimension's size by chance alone."""
+
+
+def with_own_bounds(draft: TaskDraft) -> tuple[Example, ...]:
+    """The operation's tensors, with the bounds of whole numbers as they are in the example."""
+    examples = list(draft.trace.operation.examples)
+    for i in draft.trace.used:
+        d = examples[i].drawing
+        whole = not examples[i].dtype.is_floating_point
+        if whole and d.kind in ("integers", "code") and not isinstance(d, Pointing):
+            own = OwnBounds(d.kind, d.a, d.b, d.graph, d.node)
+            examples[i] = replace(examples[i], drawing=own)
+    return tuple(examples)
+
+
+def with_pointers(draft: TaskDraft) -> tuple[Example, ...]:
+    """The operation's tensors, with those as `Pointing` whose values say so."""
+    examples = list(draft.trace.operation.examples)
+    for i in draft.trace.used:
+        found = _pointing(draft, i)
+        if found is not None:
+            examples[i] = replace(examples[i], drawing=found)
+    return tuple(examples)
+
+
+def with_offsets(draft: TaskDraft) -> tuple[Example, ...] | None:
+    """The operation's tensors, with vectors of numbers from 0 to another tensor's size as offsets,
+    which they may be; None where there are none.
+    """
+    examples = list(draft.trace.operation.examples)
+    for i in draft.trace.used:
+        example = examples[i]
+        a, b = example.drawing.a, int(example.drawing.b)
+        numbers = example.drawing.kind == "integers" and not isinstance(example.drawing, Pointing)
+        if numbers and a == 0 and _is_vector(example) and size_of(draft, example, b - 1):
+            order: Order = "rising" if example.shape[0] <= b else "sorted"
+            examples[i] = replace(example, drawing=Pointing("integers", 0, b, order=order))
+    return None if tuple(examples) == draft.trace.operation.examples else tuple(examples)
+
+
+def size_of(draft: TaskDraft, example: Example, size: int) -> str | None:
+    """Formula of a dimension of that size, of another tensor; None if there is none."""
+    if size < _LEAST:
+        return None
+    trace = draft.trace
+    for i in trace.used:
+        other = trace.operation.examples[i]
+        if other.name == example.name:
+            continue
+        for n, formula in zip(other.shape, trace.shapes[i], strict=True):
+            if n == size:
+                return str(formula)
+    return None
+
+
+def pointing_lines(
+    draft: TaskDraft, example: Example, drawing: Pointing, high: str, size: int | str, dtype: str
+) -> list[str]:
+    """Lines that draw such numbers.
+
+    Args:
+        draft: The task.
+        example: The tensor.
+        drawing: Its distribution.
+        high: The end of the range, where that is no size of offsets.
+        size: Formula of its number of elements.
+        dtype: Text of its dtype.
+    """
+    name, chance = example.name, "generator=generator, device=device"
+    if drawing.order == "distinct":
+        return [f"{name} = torch.randperm({high}, {chance})[: {size}].to({dtype})"]
+    end, closed = _end(draft, example, drawing)
+    if drawing.even:
+        parts = f"max(1, {size} - 1)" if closed else f"({size})"
+        places = f"torch.arange({size}, device=device)"
+        return [f"{name} = ({places} * ({end}) // {parts}).to({dtype})"]
+    pad = "torch.nn.functional.pad"
+    if drawing.order == "rising":
+        inner = f"torch.randperm({end} - 1, {chance})[: {size} - 2].sort().values + 1"
+    else:
+        inner = f"torch.randint({end} + 1, ({size} - 2,), {chance}).sort().values"
+    return [f"{name} = {inner}", f"{name} = {pad}({pad}({name}, (1, 0)), (0, 1), value={end})"] + (
+        [f"{name} = {name}.to({dtype})"] if dtype != "torch.int64" else []
+    )
+
+
+def needed_sizes(draft: TaskDraft, example: Example, high: str, size: int | str) -> str | None:
+    """Formula that holds where such numbers can be drawn; None where they always can."""
+    drawing = example.drawing
+    if not isinstance(drawing, Pointing) or drawing.order == "sorted":
+        return None
+    most = high
+    if drawing.order == "rising":
+        end, closed = _end(draft, example, drawing)
+        most = f"{end} + 1" if closed else end
+    return f"{size} <= {most}"
+
+
+def _end(draft: TaskDraft, example: Example, drawing: Pointing) -> tuple[str, bool]:
+    """Formula of the size that offsets end at, and whether the last one is that size itself."""
+    last = int(drawing.b) - 1
+    closed = size_of(draft, example, last)
+    if closed is not None:
+        return closed, True
+    step = last // max(1, example.shape[0] - 1)
+    return size_of(draft, example, last + step) or str(last + step), False
+
+
+def _pointing(draft: TaskDraft, i: int) -> Pointing | None:
+    example = draft.trace.operation.examples[i]
+    if not _is_vector(example):
+        return None
+    values = _values(example.drawing, example.shape[0])
+    if values is None or tuple(values.shape) != example.shape:
+        return None
+    first, last, steps = int(values[0]), int(values[-1]), values.diff()
+    if last > first and bool((steps >= 0).all()):
+        even = bool((steps == steps[0]).all())
+        if first or (even and int(steps[0]) == 1):
+            return None
+        ends = size_of(draft, example, last)
+        if ends is None and even:
+            ends = size_of(draft, example, last + int(steps[0]))
+        order: Order = "rising" if int(steps.min()) > 0 else "sorted"
+        return Pointing("integers", 0, last + 1, order=order, even=even) if ends else None
+    if example.drawing.kind == "code" and _distinct(values):
+        return Pointing("integers", int(values.min()), int(values.max()) + 1)
+    return None
+
+
+def _is_vector(example: Example) -> bool:
+    dtype = example.dtype
+    whole = not dtype.is_floating_point and not dtype.is_complex and dtype != torch.bool
+    return whole and len(example.shape) == 1 and example.shape[0] >= _LEAST
+
+
+def _distinct(values: torch.Tensor) -> bool:
+    """Whether numbers are distinct, and none below 0, and not by chance."""
+    n, high = values.numel(), int(values.max()) + 1
+    if int(values.min()) < 0 or bool((values.sort().values.diff() == 0).any()):
+        return False
+    return sum(math.log1p(-i / high) for i in range(n)) < _BY_CHANCE
+
+
+@functools.lru_cache(maxsize=64)
+def _values(drawing: Drawing, elements: int) -> torch.Tensor | None:
+    """The values of the example, where its code or a pattern tells them."""
+    if drawing.kind == "counted":
+        return (drawing.a + drawing.b * torch.arange(elements)).long()
+    if drawing.kind != "code":
+        return None
+    assert drawing.graph is not None
+    assert drawing.node is not None
+    interpreter, needed = Interpreter(drawing.graph), ancestors(drawing.node)
+    try:
+        for node in drawing.graph.graph.nodes:
+            if node in needed:
+                interpreter.env[node] = interpreter.run_node(node)
+    except Exception:  # noqa: BLE001 - whatever the example's code does on real tensors
+        return None
+    found: torch.Tensor = interpreter.env[drawing.node]
+    return found.long().cpu()
