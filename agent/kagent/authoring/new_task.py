@@ -38,7 +38,12 @@ from kagent.authoring.draft.draft import (
     plain,
 )
 from kagent.authoring.draft.inputs import bounds_of_draws, constraints_of_draws, draw_example
-from kagent.authoring.draft.pointers import with_offsets, with_own_bounds, with_pointers
+from kagent.authoring.draft.pointers import (
+    rounded_index,
+    with_offsets,
+    with_own_bounds,
+    with_pointers,
+)
 from kagent.authoring.draft.reference import require_writable
 from kagent.authoring.draft.trial import Trials, Tried, accepted, write, written
 from kagent.authoring.errors import AuthoringError
@@ -187,7 +192,9 @@ def make_task(
             draft, checks = _without_idle(draft, folder, checks, say)
         if any(c.holes for c in checks):
             draft, checks = _mended(draft, folder, checks, say)
-    except TaskError:
+    except TaskError as e:
+        if why := rounded_index(room.trace.graph):
+            raise TaskError(f"{e}; {why}") from e
         raise
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -231,6 +238,12 @@ def _rooms(operation: Operation, vary: Mapping[tuple[str, int], str] | None) -> 
             seen.append(room.trace.shapes)
             yield room
     if not seen:
+        cause = None if refusal is None else refusal.__cause__
+        if isinstance(cause, TypeError) and "NoneType" in str(cause):  # the size of a symbol
+            raise AuthoringError(
+                f"{operation.origin} does not run on symbolic tensors: a size depends on a tensor's"
+                " values, as torch.bincount's does: index_add_ into zeros of a given size does not"
+            ) from cause
         raise refusal or AuthoringError(
             "a size, a branch or a Python number depends on a tensor's values, as by .item(): pass "
             "the number as an argument of its own, or compute with the tensor"
@@ -519,6 +532,8 @@ def _usable(room: Room, trials: Trials, first: DraftCase) -> tuple[Room, DraftCa
         texts = (_sizes_text(each) for each in refused)
         of = f" of {'; '.join(texts)}" if first.sizes else ""
         text = f"its example cannot be a case{of}: {tried.why}"
+        if tried.rounding and (why := rounded_index(room.trace.graph)):
+            text += f"; {why}"
         if tried.failed and first.sizes:
             text += _choose(room.trace)
         raise NoCaseError(text, failed=tried.failed)

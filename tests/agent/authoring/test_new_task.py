@@ -8,6 +8,7 @@ import torch
 from kagent.authoring import new_task
 from kagent.authoring.draft.draft import DraftKind, TaskDraft
 from kagent.authoring.draft.inputs import draw_example
+from kagent.authoring.draft.pointers import rounded_index
 from kagent.authoring.draft.toml import task_toml
 from kagent.authoring.errors import AuthoringError
 from kagent.authoring.importers.kernelbench import read_problem
@@ -224,6 +225,10 @@ def test_numbers_are_arguments_and_unneeded_tensors_are_not():
         (lambda x: x + torch.rand_like(x), "draws random numbers"),
         (lambda x: torch.multinomial(x.softmax(-1), 1), "draws random numbers"),
         (lambda x: x[: int(x.sum())], "depends on a tensor's values"),
+        (
+            lambda x: x * x.view(torch.int32),
+            r"reinterprets bits \(x.view\(torch.int32\) of torch.fl",
+        ),
         (lambda x: None, "returns no tensor, and writes none of its arguments"),
         (lambda x: x + BIG[:16], "holds a tensor"),
     ],
@@ -231,6 +236,42 @@ def test_numbers_are_arguments_and_unneeded_tensors_are_not():
 def test_what_cannot_be_a_task_is_said(function, expected):
     with pytest.raises(AuthoringError, match=expected):
         written(traced(function, torch.randn(8, 16)))
+
+
+def test_a_size_that_values_decide_is_said():
+    operation = make_operation(lambda i: torch.bincount(i, minlength=9), torch.arange(64) % 9)
+    with pytest.raises(AuthoringError, match=r"a size depends on a tensor's values, as torch.bin"):
+        find_room(operation)
+
+
+def test_bits_of_whole_numbers_may_be_numbers():
+    def halves(packed):
+        return packed.view(torch.float16).float() * 3
+
+    packed = torch.randn(8, 16).half().view(torch.int16)
+    space = {}
+    exec(written(traced(halves, packed)), space)
+    assert torch.equal(space["eager"](packed=packed), halves(packed))
+    assert torch.equal(space["reference"](packed=packed), halves(packed).double())
+
+
+def looked_up(x, table):
+    return table[((x.clamp(-4, 4) + 4) / 8 * (len(table) - 1)).long()]
+
+
+def chosen_by_sums(x, u):
+    sums = x.softmax(-1).cumsum(-1)
+    return x.gather(-1, torch.searchsorted(sums, u[:, None]).clamp(max=x.shape[1] - 1))
+
+
+def test_an_index_that_rounding_decides_is_said():
+    def words(function, *inputs):
+        return rounded_index(traced(function, *inputs).graph)
+
+    assert "rounding decides an index" in words(looked_up, torch.randn(64, 8), torch.randn(257))
+    assert "rounding decides an index" in words(chosen_by_sums, torch.randn(8, 9), torch.rand(8))
+    assert words(lambda x, i: x[i + 1], torch.randn(9, 8), torch.arange(8)) == ""
+    assert words(lambda x, i: x.long()[i], torch.randn(9, 8), torch.arange(8)) == ""
 
 
 def step(p, grad, m, momentum=0.9):

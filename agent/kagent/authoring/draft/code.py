@@ -156,6 +156,13 @@ class CodeWriter:
                 number = node.args[place] if place < len(node.args) else None
                 if type(number) is int:
                     args[place] = text_of(number)
+        if target is torch.ops.aten.view.dtype and node.meta["val"].dtype != _dtype_read(node):
+            if self._other(_dtype_read(node)) is not None:
+                raise AuthoringError(
+                    f"it reinterprets bits (x.view({node.args[1]}) of {_dtype_read(node)}), which "
+                    "a reference in float64 has not: pass the whole numbers as an argument"
+                )
+            args[1] = str(node.args[1])
         to = self._promoted_to(node)
         if to is not None:
             args = [
@@ -275,6 +282,11 @@ def _is_whole(node: Node) -> bool:
     """Whether a node is a tensor of whole numbers."""
     value = _tensor_of(node)
     return value is not None and not value.is_floating_point() and not value.is_complex()
+
+
+def _dtype_read(node: Node) -> torch.dtype:
+    """Dtype of the one tensor that an operation reads."""
+    return _tensors_read(node)[0].dtype
 
 
 def _tensors_read(node: Node) -> list[torch.Tensor]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import torch
-from torch.fx import Interpreter
+from torch.fx import GraphModule, Interpreter, Node
 
 from kagent.authoring.draft.draft import TaskDraft
 from kagent.authoring.tracing.drawing import Drawing
@@ -16,6 +16,7 @@ from kagent.authoring.tracing.graph import ancestors
 from kagent.authoring.tracing.operation import Example
 
 Order: TypeAlias = Literal["distinct", "rising", "sorted"]
+_INDEXED = frozenset({"index", "gather", "embedding", "index_select", "take", "take_along_dim"})
 _LEAST = 8
 """Elements and sizes below which numbers are alike by chance."""
 _BY_CHANCE = math.log(0.003)
@@ -58,6 +59,29 @@ def with_own_bounds(draft: TaskDraft) -> tuple[Example, ...]:
             own = OwnBounds(d.kind, d.a, d.b, d.graph, d.node)
             examples[i] = replace(examples[i], drawing=own)
     return tuple(examples)
+
+
+def rounded_index(graph: GraphModule) -> str:
+    """Words on an index that rounding decides, as in a look-up table; "" where there is none."""
+    for node in graph.graph.nodes:
+        name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
+        if name not in _INDEXED:
+            continue
+        table, *places = node.all_input_nodes
+        for made in (n for place in places for n in ancestors(place) if n is not table):
+            if _is_rounded(made):
+                return f"rounding decides an index ({made} of {node}): pass it as an argument"
+    return ""
+
+
+def _is_rounded(node: Node) -> bool:
+    """Whether an operation makes whole numbers, no flags, of floating-point ones."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.is_floating_point():
+        return False
+    read = [n.meta.get("val") for n in node.all_input_nodes]
+    made = any(isinstance(v, torch.Tensor) and v.is_floating_point() for v in read)
+    return made and value.dtype != torch.bool and node.op == "call_function"
 
 
 def with_pointers(draft: TaskDraft) -> tuple[Example, ...]:
