@@ -672,6 +672,8 @@ def _row_kinds(draft: TaskDraft, trials: Trials, first: DraftCase) -> tuple[str,
         )
         if usual <= MOST_FLOOR < constant:
             found.remove("constant")
+    if trials.case(replace(first, inputs="mixed"), "rows_mixed").tied:  # beside rows of others
+        found = [r for r in found if r not in ("constant", "zeros")]
     return tuple(found)
 
 

@@ -261,6 +261,34 @@ def test_what_is_no_case_is_said_with_what_was_expected(function, why):
     assert found.failed == found.why.startswith("reference.py")
 
 
+def of_the_largest(x, y):
+    return y.gather(-1, x.topk(4, dim=-1).indices)
+
+
+def of_the_largest_stably(x, y):
+    return y.gather(-1, x.sort(dim=-1, descending=True, stable=True).indices[:, :4])
+
+
+@pytest.mark.parametrize(
+    ("function", "tied"),
+    [
+        (of_the_largest, True),
+        (lambda x, y: y.gather(-1, x.argmax(-1, keepdim=True)), True),
+        (of_the_largest_stably, False),
+        (lambda x, y: x.topk(4).values.sum(-1) * y[:, 0], False),
+        (lambda x, y: (x.topk(4).indices, x.sort(-1).values * y), False),
+    ],
+)
+def test_rows_of_ties_are_no_cases_where_a_result_depends_on_their_order(function, tied):
+    torch.manual_seed(0)
+    draft = make_draft(
+        find_room(make_operation(function, (torch.randn(48, 64), torch.rand(48, 64))))
+    )
+    assert ("constant" in draft.rows) != tied
+    assert "spiked" in draft.rows
+    assert "mixed" in {c.inputs for c in draft.cpu.check}
+
+
 def test_what_takes_long_is_called_often_enough_for_a_quick_call():
     calls = []
 

@@ -57,6 +57,7 @@ class Tried:
         rounding: Whether that is because rounding is amplified, which it may be less at other
             sizes.
         failed: Whether that is because it could not be computed.
+        tied: Whether that is because a result depends on which of equal elements is chosen.
         noise: Machine epsilons that rounding each operation otherwise makes of the worst result.
         eager: Machine epsilons that torch errs by there.
         seconds: Time of torch's own implementation, the shortest of some calls; 0 if it was not to
@@ -66,6 +67,7 @@ class Tried:
     why: str = ""
     rounding: bool = False
     failed: bool = False
+    tied: bool = False
     noise: float = 0.0
     eager: float = 0.0
     seconds: float = 0.0
@@ -114,6 +116,40 @@ class Decomposed(TorchDispatchMode):
             with self:
                 out = simpler(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {})) if out is NotImplemented else out
+
+
+class OtherTies(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Has the last of equal elements chosen where torch chooses the first, and the other way."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """Run the operation, a choice of elements on them in reverse."""
+        kwargs = kwargs or {}
+        if func not in _CHOOSING or kwargs.get("stable"):
+            return func(*args, **kwargs)
+        place, usual = _CHOOSING[func]
+        dim = args[place] if len(args) > place else kwargs.get("dim", usual)
+        x = args[0]
+        if dim is None or not x.dim():
+            return func(*args, **kwargs)
+        found = func(x.flip(dim), *args[1:], **kwargs)
+        last = x.shape[dim] - 1
+        return last - found if isinstance(found, torch.Tensor) else (found[0], last - found[1])
+
+
+_CHOOSING: Mapping[Any, tuple[int, int | None]] = {
+    torch.ops.aten.topk.default: (2, -1),
+    torch.ops.aten.sort.default: (1, -1),
+    torch.ops.aten.sort.stable: (1, -1),
+    torch.ops.aten.argmax.default: (1, None),
+    torch.ops.aten.argmin.default: (1, None),
+    torch.ops.aten.max.dim: (1, None),
+    torch.ops.aten.min.dim: (1, None),
+    torch.ops.aten.kthvalue.default: (2, -1),
+    torch.ops.aten.median.dim: (1, None),
+}
+"""Operations that choose elements: the place of the dimension, and which one it is by default."""
 
 
 @functools.cache
@@ -261,6 +297,8 @@ class Trials:
                     return Tried(f"result {result.name} is not what the function itself gives")
         if why := self._off_in_tf32(inputs, outputs):
             return Tried(why, rounding=True)
+        if why := self._tied(inputs, outputs):
+            return Tried(why, tied=True)
         with RandomRounding():
             rounded = sampler.call("eager", inputs)
         chain = self._draft.trace.longest_chain
@@ -300,6 +338,18 @@ class Trials:
             why = f"rounding makes {noise:.3g} epsilons of the result"
             return Tried(why, rounding=True, noise=noise)
         return Tried(noise=noise, eager=eager, seconds=seconds)
+
+    def _tied(self, inputs: InputSet, outputs: Sequence[torch.Tensor]) -> str:
+        """Say which result depends on the one of equal elements that torch chooses; "" for none. A
+        kernel may choose another one.
+        """
+        with OtherTies():  # type: ignore[no-untyped-call]
+            others = self._sampler.call("eager", inputs)
+        others = tuple(self._sampler.accepted(inputs, others)[0])
+        for result, mine, other in zip(self._task.compared, outputs, others, strict=True):
+            if not _close(mine, other):
+                return f"result {result.name} depends on which of equal elements is chosen"
+        return ""
 
     def _narrower(self, eps: float) -> str:
         """Words about a dtype that the function computes in, coarser than its arguments and
