@@ -41,7 +41,7 @@ class Pointing(Drawing):
         if self.order == "distinct":
             return f"whole numbers from 0 to {self.b - 1:.0f}, none twice"
         parts = "equal parts" if self.even else "parts of any length"
-        return f"where {parts} begin, of {self.b - 1:.0f} or more"
+        return f"where {parts} begin, from 0 to {self.b - 1:.0f} in the example"
 
 
 @dataclass(frozen=True, slots=True)
