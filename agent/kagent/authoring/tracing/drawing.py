@@ -108,6 +108,10 @@ def observed(value: object, *, parameter: bool = False) -> Any:
 def _look(tensor: torch.Tensor, *, parameter: bool) -> Drawing:
     if isinstance(tensor, FakeTensor) or tensor.is_meta or not tensor.numel():
         return Drawing.normal(0.0, 1.0)
+    if tensor.is_complex():  # no task has such, as `make_operation` says
+        return Drawing.normal(0.0, 1.0)
+    if tensor.is_floating_point() and tensor.itemsize == 1:  # of which torch computes little
+        tensor = tensor.float()
     structure = _structure(tensor.detach())
     if structure is not None:
         return structure

@@ -209,7 +209,8 @@ def make_operation(
     for example in examples:
         if str(example.dtype).removeprefix("torch.") not in ITEMSIZE:
             known = ", ".join(ITEMSIZE)
-            raise UserError(f"{example.name} is {example.dtype}, expected one of {known}")
+            real = ": pass torch.view_as_real of it" if example.dtype.is_complex else ""
+            raise UserError(f"{example.name} is {example.dtype}, expected one of {known}{real}")
     operation = Operation(
         name, _summary(target, name), origin or name, call, tuple(examples), numbers, tuple(notes)
     )
