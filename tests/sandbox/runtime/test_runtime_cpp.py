@@ -128,14 +128,16 @@ def test_a_folder_that_others_may_write_is_not_used(home):
     assert not list(home.iterdir())
 
 
-def test_another_processor_or_compiler_does_not_find_it(home, monkeypatch):
+def test_another_processor_compiler_or_version_of_kagent_does_not_find_it(home, monkeypatch):
     source = fresh().source
     here = places.kept_library(source)
     monkeypatch.setattr(places, "processor", lambda: "another")
     there = places.kept_library(source)
     monkeypatch.setattr(places, "_compiler_version", lambda: "99.0")
     later = places.kept_library(source)
-    assert len({here, there, later}) == 3
+    monkeypatch.setattr(places, "RECIPE", (("-O2",), (), ""))
+    otherwise = places.kept_library(source)
+    assert len({here, there, later, otherwise}) == 4
     assert home in here.parents
 
 
