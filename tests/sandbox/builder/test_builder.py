@@ -397,7 +397,9 @@ ASKING = TRITON.replace(
 
 
 def test_a_configuration_that_launches_nothing_is_dropped(builder):
-    source = TRITON.replace("    y = torch", "    if WARPS == 8:\n        return torch.empty_like(x)\n    y = torch")
+    source = TRITON.replace(
+        "    y = torch", "    if WARPS == 8:\n        return torch.empty_like(x)\n    y = torch"
+    )
     answer = builder.build(request(source, max_configs=2))
     assert isinstance(answer, Built), answer
     assert set(answer.plans) == {(0, c.name) for c in CASES}
