@@ -95,9 +95,12 @@ def made_text(made: Made) -> Text:
     sizes = ", ".join(f"{n} = {s}" for n, s in made.trace.dims.items())
     text.append(f"dimensions that vary, in the example: {sizes or 'none'}\n")
     cases = [len(c) for k in (task.gpu, task.cpu) for c in (k.check, k.bench)]
+    here = made.draft.on_cpu
+    own = f", on CPUs {here.k:g} and {here.floor:g}" if here is not None else ""
     text.append(
         f"GPU: {cases[0]} check and {cases[1]} benchmark cases; CPU: {cases[2]} and {cases[3]}; "
-        f"tolerance: {task.compared[0].k:g} times torch's error + {task.compared[0].floor:g} eps\n"
+        f"tolerance: {task.compared[0].k:g} times torch's error + {task.compared[0].floor:g} eps"
+        f"{own}\n"
     )
     for note in made.notes:
         text.append(f"note: {note}\n", "yellow")
