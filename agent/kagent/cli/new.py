@@ -88,12 +88,25 @@ def made_json(made: Made) -> dict[str, object]:
     }
 
 
+def _none_varies(made: Made) -> str:
+    """Words for a task of one size."""
+    from kagent.authoring.new_task import LEAST_SIZE
+
+    largest = max((n for e in made.trace.operation.examples for n in e.shape), default=0)
+    if largest < LEAST_SIZE:
+        return (
+            f"none, for those below {LEAST_SIZE} stay as they are unless --vary ARG:DIM=NAME names "
+            "them"
+        )
+    return "none, for the operation takes no other sizes (--vary ARG:DIM=NAME says of one why)"
+
+
 def made_text(made: Made) -> Text:
     """The new task, and the next command."""
     task = made.task
     text = Text(f"{task.signature}\n")
     sizes = ", ".join(f"{n} = {s}" for n, s in made.trace.dims.items())
-    text.append(f"dimensions that vary, in the example: {sizes or 'none'}\n")
+    text.append(f"dimensions that vary, in the example: {sizes or _none_varies(made)}\n")
     cases = [len(c) for k in (task.gpu, task.cpu) for c in (k.check, k.bench)]
     here = made.draft.on_cpu
     own = f", on CPUs {here.k:g} and {here.floor:g}" if here is not None else ""

@@ -166,3 +166,37 @@ def test_an_imported_task_is_replaced_when_told_to(file, tmp_path, monkeypatch, 
     assert "stale" not in (folder / "task.toml").read_text()
     assert (folder / "mine.txt").read_text() == "kept"
     assert [*made.iterdir()] == [folder]
+
+
+FIXED = """
+import torch
+
+def small(x):
+    return x * 0.5
+
+def small_inputs():
+    return torch.randn(4, 5)
+
+def whole(x):
+    return x * 0.5 if x.shape == (12, 9) else x
+
+def whole_inputs():
+    return torch.randn(12, 9)
+"""
+
+
+@pytest.mark.usefixtures("file")
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("small", "none, for those below 8 stay as they are unless --vary ARG:DIM=NAME names them"),
+        ("whole", "none, for the operation takes no other sizes (--vary ARG:DIM=NAME says of one"),
+    ],
+)
+def test_a_task_of_one_size_says_why(tmp_path, monkeypatch, capsys, name, expected):
+    path = tmp_path / "fixed.py"
+    path.write_text(FIXED)
+    words = (f"{path}:{name}", "--inputs", f"{name}_inputs", "--to", tmp_path / "to")
+    ended = run(monkeypatch, capsys, "new", *words)
+    assert ended.code == 0, ended.err
+    assert expected in " ".join(ended.out.split())
