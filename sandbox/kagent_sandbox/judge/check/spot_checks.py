@@ -9,6 +9,9 @@ elements an execution and 30 executions.
 
 from __future__ import annotations
 
+import functools
+import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,8 +42,22 @@ class SpotChecks:
         """Keep the rows with fewer elements of each, drawn anew."""
         if per_row >= self.index.shape[1]:
             return self
-        kept = torch.randperm(self.index.shape[1])[:per_row].to(self.index.device)
+        kept = torch.randperm(self.index.shape[1], generator=_secret(torch.device("cpu")))[:per_row]
+        kept = kept.to(self.index.device)
         return SpotChecks(self.index[:, kept], self.expected[:, kept], self.magnitude[:, kept])
+
+
+def _chosen(count: int, shape: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Numbers below `count` that nobody can foresee."""
+    return torch.randint(count, tuple(shape), device=device, generator=_secret(device))
+
+
+@functools.cache
+def _secret(device: torch.device) -> torch.Generator:
+    """A generator of this module's own: a task's code may seed torch's with a number that all know,
+    as get_inputs of many a suite does.
+    """
+    return torch.Generator(device=device).manual_seed(secrets.randbits(63))
 
 
 def choose_rows(
@@ -53,9 +70,9 @@ def choose_rows(
     """
     if rows <= ROWS:
         return torch.arange(rows, device=device)
-    chosen = torch.randint(rows, (ROWS,), device=device)
+    chosen = _chosen(rows, (ROWS,), device)
     if changed is not None and len(written := changed.any(1).nonzero().flatten()):
-        chosen[1:] = written[torch.randint(len(written), (ROWS - 1,), device=device)]
+        chosen[1:] = written[_chosen(len(written), (ROWS - 1,), device)]
     return chosen
 
 
@@ -78,11 +95,11 @@ def choose_spot_checks(
             are among these.
     """
     count, width = reference.shape
-    at = torch.randint(width, (count, min(PER_ROW, width)), device=rows.device)
+    at = _chosen(width, (count, min(PER_ROW, width)), rows.device)
     if changed is not None:
         for i, written in enumerate(changed):
             if len(places := written.nonzero().flatten()):
-                at[i] = places[torch.randint(len(places), at[i].shape, device=rows.device)]
+                at[i] = places[_chosen(len(places), at[i].shape, rows.device)]
     row = torch.arange(count, device=rows.device)[:, None].expand_as(at)
     return _spot_checks(rows[:, None] * width + at, row, at, reference, dtype, typical)
 

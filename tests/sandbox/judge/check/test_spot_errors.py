@@ -14,7 +14,11 @@ from kagent_sandbox.judge.arena.session import CandidateRejected
 from kagent_sandbox.judge.check import numerics
 from kagent_sandbox.judge.check.checker import Checker
 from kagent_sandbox.judge.check.inputs import InputSampler
-from kagent_sandbox.judge.check.spot_checks import choose_spot_checks, spot_checks_at
+from kagent_sandbox.judge.check.spot_checks import (
+    choose_rows,
+    choose_spot_checks,
+    spot_checks_at,
+)
 from kagent_sandbox.judge.check.spot_reading import SpotReading, element_errors, worst_by_draw
 
 REFERENCE = """
@@ -263,3 +267,15 @@ def test_torchs_error_and_the_rest_make_the_limit(tmp_path, error, asked, right)
     with contextlib.nullcontext() if right else pytest.raises(CandidateRejected):
         checker.compare_spot_checks([reading], case)
     assert torch.equal(reading.spot_checks[0].expected, of_torch) == (not asked)
+
+
+def test_a_task_that_seeds_torch_does_not_tell_the_places():
+    """Whoever knows the seed would know which elements are compared."""
+    found = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        rows = choose_rows(1 << 40, torch.device("cpu"))
+        spots = choose_spot_checks(rows, torch.ones(4, 1 << 20), torch.float32, 1.0)
+        found.append((rows, spots.index, spots.some(4).index % 16))
+    for one, other in zip(*found, strict=True):
+        assert not torch.equal(one, other)
