@@ -183,7 +183,7 @@ def make_task(
         raise UserError(f"{folder}: it is there already: name another with --to, or remove it")
     began = time.perf_counter()
     say(f"running {operation.origin} on symbolic tensors")
-    room, draft = _tried_rooms(_rooms(operation, vary), say)
+    room, draft = _tried_rooms(find_rooms(operation, vary), say)
     _write(draft, folder)
     try:
         load_task(folder)
@@ -206,18 +206,16 @@ def make_task(
 # -- dimensions ------------------------------------------------------------------------------------
 
 
-def find_room(operation: Operation, vary: Mapping[tuple[str, int], str] | None = None) -> Room:
-    """Find out which dimensions vary, and in which steps.
+def find_rooms(
+    operation: Operation, vary: Mapping[tuple[str, int], str] | None = None
+) -> Iterator[Room]:
+    """Find out which dimensions vary, and in which steps: in the first room most of them do, and
+    in each further one fewer.
 
     Raises:
         UserError: `vary` names no dimension.
         AuthoringError: The operation cannot be run on symbolic tensors.
     """
-    return next(_rooms(operation, vary))
-
-
-def _rooms(operation: Operation, vary: Mapping[tuple[str, int], str] | None) -> Iterator[Room]:
-    """Rooms as `find_room` gives them: the first that can be one, and smaller ones."""
     if vary:
         names = _axes_of(operation, vary)
         room = _room(operation, list(names), names)

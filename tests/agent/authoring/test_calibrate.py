@@ -8,7 +8,7 @@ from kagent.authoring import calibrate as module
 from kagent.authoring.calibrate import calibrate
 from kagent.authoring.draft.orders import ORDERS, Reordered
 from kagent.authoring.draft.trial import write as draft_files
-from kagent.authoring.new_task import find_room, make_draft
+from kagent.authoring.new_task import find_rooms, make_draft
 from kagent.authoring.tracing.operation import make_operation
 from kagent_sandbox.data.calibration import Calibration, read_calibration, write_calibration
 from kagent_sandbox.data.task import load_task
@@ -232,7 +232,7 @@ def test_a_task_that_was_made_with_sums_that_cancel_by_chance_is_calibrated(tmp_
     )
     torch.manual_seed(0)
     given = (torch.randn(128, 64), torch.rand(32, 64) / 4 - 0.125, torch.rand(32) / 4 - 0.125)
-    draft = make_draft(find_room(make_operation(capped, given)))
+    draft = make_draft(next(find_rooms(make_operation(capped, given))))
     draft_files(draft, tmp_path / "capped")
     found = calibrate(load_task(tmp_path / "capped"), "cpu", lambda _: None)
     (y,) = found.results.values()

@@ -13,7 +13,7 @@ from kagent.authoring.draft.toml import task_toml
 from kagent.authoring.errors import AuthoringError
 from kagent.authoring.importers.kernelbench import read_problem
 from kagent.authoring.importers.kernelbench_files import problem_files
-from kagent.authoring.new_task import find_room, make_task, parse_vary
+from kagent.authoring.new_task import find_rooms, make_task, parse_vary
 from kagent.authoring.tracing.drawing import observed, recorded
 from kagent.authoring.tracing.operation import make_operation
 from kagent.authoring.tracing.trace import trace
@@ -241,7 +241,7 @@ def test_what_cannot_be_a_task_is_said(function, expected):
 def test_a_size_that_values_decide_is_said():
     operation = make_operation(lambda i: torch.bincount(i, minlength=9), torch.arange(64) % 9)
     with pytest.raises(AuthoringError, match=r"a size depends on a tensor's values, as torch.bin"):
-        find_room(operation)
+        next(find_rooms(operation))
 
 
 def test_bits_of_whole_numbers_may_be_numbers():
@@ -337,7 +337,7 @@ def test_bad_input_is_said():
         parse_vary(["x=B"])
     operation = make_operation(torch.tanh, (torch.randn(4, 1),))
     with pytest.raises(UserError, match="no tensor of that name"):
-        find_room(operation, {("y", 0): "B"})
+        next(find_rooms(operation, {("y", 0): "B"}))
 
 
 def test_drawings_are_read_from_values_and_from_code():
@@ -382,7 +382,7 @@ def test_code_that_counts_elements_draws_other_sizes_and_else_its_values_are_dra
         return torch.randn(64, 32), angles.cos(), torch.arange(8).repeat(8).float()
 
     operation = make_operation(lambda x, c, d: x * c + d[:, None], example)
-    room = find_room(operation)
+    room = next(find_rooms(operation))
     names = dict(zip(room.trace.dims, (16, 8), strict=True))
     draft = TaskDraft(room.trace, DraftKind((), ()), DraftKind((), ()))
     assert [tuple(draw_example(draft, i, names).shape) for i in range(3)] == [

@@ -12,7 +12,7 @@ from kagent.authoring.draft.reference import reference_py
 from kagent.authoring.draft.toml import task_toml
 from kagent.authoring.draft.trial import Trials
 from kagent.authoring.errors import AuthoringError
-from kagent.authoring.new_task import find_room, make_draft, make_task
+from kagent.authoring.new_task import find_rooms, make_draft, make_task
 from kagent.authoring.tracing.operation import make_operation
 from kagent_sandbox.data.case import Case
 from kagent_sandbox.data.task import draw_hidden, load_task
@@ -30,7 +30,9 @@ def gated_norm(x, z):
 
 def test_what_accumulates_has_room_for_a_tree_of_roundings():
     """torch on the CPU accumulates in float64, and errs by one rounding at any length."""
-    draft = make_draft(find_room(make_operation(lambda x: x.cumprod(1), torch.rand(64, 1024))))
+    draft = make_draft(
+        next(find_rooms(make_operation(lambda x: x.cumprod(1), torch.rand(64, 1024))))
+    )
     assert draft.trace.scanned(draft.trace.dims) == 1024
     assert draft.floor == 8.0  # a quarter of the root
 
@@ -40,7 +42,7 @@ def test_infinities_are_no_inputs_where_a_number_that_vanishes_decides(in_proces
     """An infinity times what is 0 in float32 alone: torch gives NaN where the reference gives 0,
     but only at some draws of a large scale.
     """
-    draft = make_draft(find_room(make_operation(gated_norm, (torch.randn(96, 64),) * 2)))
+    draft = make_draft(next(find_rooms(make_operation(gated_norm, (torch.randn(96, 64),) * 2))))
     assert not draft.nonfinite
     assert not any("nonfinite" in g.fields["inputs"] for g in draft.cpu.hidden_check)
 
@@ -67,7 +69,7 @@ def test_torch_in_tf32_is_a_yardstick_in_all_cases_of_a_convolution(tmp_path):
 @pytest.mark.nightly
 def test_a_sample_of_a_convolution_alone_is_a_row_too():
     given = torch.randn(4, 8, 48), torch.randn(8, 8, 3)
-    draft = make_draft(find_room(make_operation(F.conv1d, given)))
+    draft = make_draft(next(find_rooms(make_operation(F.conv1d, given))))
     assert "row_dims = 2" in task_toml(draft).splitlines()
 
 
@@ -81,9 +83,9 @@ def test_infinities_that_hardly_ever_meet_what_vanishes_are_no_inputs(in_process
     """In few draws as cases have them, no infinity of `x` meets a `z` below -88."""
     torch.manual_seed(0)
     given = torch.randn(2048, 512), torch.randn(2048, 512), torch.randn(512) * 0.1 + 1
-    assert not make_draft(find_room(make_operation(norm_by_groups, given))).nonfinite
+    assert not make_draft(next(find_rooms(make_operation(norm_by_groups, given)))).nonfinite
     for function in (F.silu, lambda x: x.softmax(-1)):
-        assert make_draft(find_room(make_operation(function, torch.randn(64, 64)))).nonfinite
+        assert make_draft(next(find_rooms(make_operation(function, torch.randn(64, 64))))).nonfinite
 
 
 @pytest.mark.nightly
@@ -94,7 +96,7 @@ def test_infinities_are_no_inputs_where_torchs_own_formula_decides():
     """
     for backward in (True, False):
         operation = make_operation(nn.LayerNorm(64), torch.randn(48, 64), backward=backward)
-        assert make_draft(find_room(operation)).nonfinite is not backward
+        assert make_draft(next(find_rooms(operation))).nonfinite is not backward
 
 
 class Shifted(nn.Module):
@@ -133,7 +135,7 @@ class Deep(nn.Module):
 @pytest.mark.nightly
 def test_what_amplifies_rounding_at_small_sizes_begins_at_larger_ones():
     torch.manual_seed(0)
-    room = find_room(make_operation(Deep, torch.randn(64, 8, 32, 32)))
+    room = next(find_rooms(make_operation(Deep, torch.randn(64, 8, 32, 32))))
     draft = make_draft(room)
     cases = [c.sizes for kind in (draft.cpu, draft.gpu) for c in (*kind.check, *kind.bench)]
     assert min(math.prod(s.values()) for s in cases) > math.prod(room.least.values())
@@ -158,7 +160,7 @@ def capped(x, weight, bias):
 def test_rows_of_so_few_elements_that_all_may_cancel_by_chance_are_no_cases(function, given, least):
     """An element is held against its row's mean: one that is a sum's rounding needs others."""
     torch.manual_seed(0)
-    draft = make_draft(find_room(make_operation(function, tuple(map(torch.randn, given)))))
+    draft = make_draft(next(find_rooms(make_operation(function, tuple(map(torch.randn, given))))))
     for kind in (draft.cpu, draft.gpu):
         (hidden, *_) = kind.hidden_check
         for name, size in least.items():
@@ -176,7 +178,7 @@ def test_rows_of_so_few_elements_that_all_may_cancel_by_chance_are_no_cases(func
 def test_a_refusal_names_the_sizes_which_grow_only_where_rounding_is_amplified(
     function, sizes, why
 ):
-    room = find_room(make_operation(function, torch.randn(1024, 64)))
+    room = next(find_rooms(make_operation(function, torch.randn(1024, 64))))
     with pytest.raises(AuthoringError, match=rf"^its example cannot be a case of {sizes}: .*{why}"):
         make_draft(room)
 
@@ -188,7 +190,7 @@ def test_rounding_may_add_up_along_a_chain_of_operations(monkeypatch):
         return x
 
     def tried(function):
-        room = find_room(make_operation(function, torch.randn(64, 32)))
+        room = next(find_rooms(make_operation(function, torch.randn(64, 32))))
         assert room.trace.longest_chain == (100 if function is chain else 1)
         case = DraftCase(room.trace.dims, "float32")
         kind = DraftKind((case,), (case,))
@@ -204,7 +206,7 @@ def test_rounding_may_add_up_along_a_chain_of_operations(monkeypatch):
 
 def tried(function, inputs):
     """What a first case of a function shows, at the example's own sizes."""
-    room = find_room(make_operation(function, inputs))
+    room = next(find_rooms(make_operation(function, inputs)))
     case = DraftCase(room.trace.dims, "float32")
     kind = DraftKind((case,), (case,))
     draft = TaskDraft(room.trace, kind, kind)
@@ -282,7 +284,7 @@ def of_the_largest_stably(x, y):
 def test_rows_of_ties_are_no_cases_where_a_result_depends_on_their_order(function, tied):
     torch.manual_seed(0)
     draft = make_draft(
-        find_room(make_operation(function, (torch.randn(48, 64), torch.rand(48, 64))))
+        next(find_rooms(make_operation(function, (torch.randn(48, 64), torch.rand(48, 64)))))
     )
     assert ("constant" in draft.rows) != tied
     assert "spiked" in draft.rows
@@ -304,7 +306,8 @@ def test_few_rows_of_nonfinite_inputs_are_not_all_finite():
     """A function of long rows has cases of two or three."""
     space = {}
     exec(
-        reference_py(make_draft(find_room(make_operation(torch.relu, torch.randn(64, 64))))), space
+        reference_py(make_draft(next(find_rooms(make_operation(torch.relu, torch.randn(64, 64)))))),
+        space,
     )
     for rows in (1, 2, 3, 20):
         x, generator = torch.randn(rows, 40), torch.Generator().manual_seed(3)
@@ -319,7 +322,10 @@ def test_few_rows_of_nonfinite_inputs_are_not_all_finite():
 def test_parts_of_a_vector_are_of_several_kinds():
     """It has no rows; in a task of vectors alone, no case would differ from another."""
     space = {}
-    exec(reference_py(make_draft(find_room(make_operation(torch.relu, torch.randn(4096))))), space)
+    exec(
+        reference_py(make_draft(next(find_rooms(make_operation(torch.relu, torch.randn(4096)))))),
+        space,
+    )
     x, generator = torch.randn(1000), torch.Generator().manual_seed(3)
     normal, mixed, nonfinite = (
         space["_varied"](x, Case(name="flat", dtype="float32", inputs=kind), generator)
@@ -334,7 +340,10 @@ def test_parts_of_a_vector_are_of_several_kinds():
 
 def test_a_nonfinite_number_of_a_vector_is_not_lost_in_its_padding():
     space = {}
-    exec(reference_py(make_draft(find_room(make_operation(torch.relu, torch.randn(4096))))), space)
+    exec(
+        reference_py(make_draft(next(find_rooms(make_operation(torch.relu, torch.randn(4096)))))),
+        space,
+    )
     case = Case(name="short", dtype="float32", inputs="nonfinite")
     for seed in range(32):
         generator = torch.Generator().manual_seed(seed)

@@ -9,7 +9,7 @@ from kagent.authoring import new_task
 from kagent.authoring.draft.reference import reference_py
 from kagent.authoring.draft.toml import task_toml
 from kagent.authoring.errors import AuthoringError
-from kagent.authoring.new_task import find_room, make_draft
+from kagent.authoring.new_task import find_rooms, make_draft
 from kagent.authoring.tracing import trace as trace_module
 from kagent.authoring.tracing.operation import make_operation
 from kagent.authoring.tracing.sizes import Room
@@ -39,22 +39,22 @@ def test_sizes_of_what_is_padded_vary():
 
 def test_ratios_stay_and_what_cannot_vary_is_fixed():
     heads = make_operation(lambda x: x.view(x.shape[0], -1, 16).softmax(-1), torch.randn(24, 64))
-    room = find_room(heads)
+    room = next(find_rooms(heads))
     assert isinstance(room, Room)
     assert room.steps == {"M": 1, "N": 16}
     norm = make_operation(lambda x: F.layer_norm(x, (64,)), torch.randn(24, 64))
-    assert find_room(norm).trace.shapes == (("M", 64),)
-    named = find_room(norm, {("x", 0): "tokens"})
+    assert next(find_rooms(norm)).trace.shapes == (("M", 64),)
+    named = next(find_rooms(norm, {("x", 0): "tokens"}))
     assert named.trace.dims == {"tokens": 24}
     with pytest.raises(AuthoringError, match="takes no other sizes"):
-        find_room(make_operation(lambda x: x.view(4, 8), torch.randn(4, 8)), {("x", 0): "B"})
+        next(find_rooms(make_operation(lambda x: x.view(4, 8), torch.randn(4, 8)), {("x", 0): "B"}))
 
 
 def test_tensors_stay_within_32_bit_indices_where_the_examples_are():
     """A hidden case of KernelBench's 52_Argmin had 2³¹ elements more than the example: an H200
     reported an illegal address.
     """
-    room = find_room(make_operation(lambda x: x.argmin(1), torch.randn(8, 16, 15)))
+    room = next(find_rooms(make_operation(lambda x: x.argmin(1), torch.randn(8, 16, 15))))
     assert new_task._constraints(room) == ()
 
     def of(*sizes):
@@ -72,7 +72,7 @@ def test_tensors_stay_within_32_bit_indices_where_the_examples_are():
 def test_a_recurrent_layer_is_one_operation_of_any_number_of_steps(layer, name, batch_first):
     torch.manual_seed(0)
     module = layer(8, 16, num_layers=2, bidirectional=True, batch_first=batch_first)
-    room = find_room(make_operation(module, torch.randn(12, 10, 8)))
+    room = next(find_rooms(make_operation(module, torch.randn(12, 10, 8))))
     found = room.trace
     called = [n.target for n in found.graph.graph.nodes if n.op == "call_function"]
     assert called.count(getattr(torch.ops.aten, name).input) == 1
@@ -91,7 +91,7 @@ def test_tensors_of_a_list_have_equal_dimensions_where_their_shapes_are_equal():
         return [x + c.sum(0) for c in caches]
 
     caches = [torch.randn(40, 16), torch.randn(40, 16), torch.randn(24, 16)]
-    found = find_room(make_operation(stacked, (torch.randn(16), caches))).trace
+    found = next(find_rooms(make_operation(stacked, (torch.randn(16), caches)))).trace
     assert found.shapes == (("N",), ("M", "N"), ("M", "N"), ("K", "N"))
 
 
@@ -124,7 +124,7 @@ class Wide(nn.Module):
 
 @pytest.mark.nightly
 def test_cases_of_many_weights_have_more_than_one_of_all_else():
-    draft = make_draft(find_room(make_operation(Wide(), torch.randn(64, 32, 512))))
+    draft = make_draft(next(find_rooms(make_operation(Wide(), torch.randn(64, 32, 512)))))
     for kind in (draft.cpu, draft.gpu):
         assert max(min(c.sizes.values()) for c in kind.check) > 1
     assert min(draft.cpu.bench[0].sizes.values()) > 1
@@ -135,7 +135,9 @@ def test_cases_of_many_weights_have_more_than_one_of_all_else():
 def test_the_examples_own_sizes_are_a_benchmark_case_where_time_allows(monkeypatch, most_s, own):
     monkeypatch.setattr(new_task, "BENCH_S", 0.0)  # so that the case is scaled down
     monkeypatch.setattr(new_task, "MOST_BENCH_S", most_s)
-    draft = make_draft(find_room(make_operation(lambda x: x.cumsum(1), torch.rand(8192, 512))))
+    draft = make_draft(
+        next(find_rooms(make_operation(lambda x: x.cumsum(1), torch.rand(8192, 512))))
+    )
     whole = {"M": 8192, "N": 512}
     assert (draft.cpu.bench[0].sizes == whole) == own
     assert draft.cpu.bench[-1].sizes["M"] < 8192
@@ -157,7 +159,7 @@ def test_sizes_that_only_real_tensors_compare_are_one_dimension():
     wide = [torch.randn(4, 16, 64) for _ in range(3)]
     of_rows, of_columns = [torch.rand(4, 16, 1) for _ in range(2)], [torch.rand(64)] * 2
     inputs = (*wide[:2], *of_rows, *of_columns, wide[2])
-    room = find_room(make_operation(norm_backward, inputs))
+    room = next(find_rooms(make_operation(norm_backward, inputs)))
     weight, bias = room.trace.shapes[4:6]
     assert weight == bias == room.trace.shapes[0][-1:]
     assert len(room.trace.dims) == 2
@@ -166,7 +168,7 @@ def test_sizes_that_only_real_tensors_compare_are_one_dimension():
 
 
 def test_equal_sizes_that_nothing_ties_stay_apart():
-    room = find_room(make_operation(lambda x, y: x.relu() @ y, (torch.rand(32, 32),) * 2))
+    room = next(find_rooms(make_operation(lambda x, y: x.relu() @ y, (torch.rand(32, 32),) * 2)))
     assert len(room.trace.dims) == 3
 
 
@@ -177,7 +179,7 @@ def test_hidden_cases_of_all_costs_are_drawn_from_the_least():
 
     sizes = [(64, 512), (512, 1024), (1024, 2048), (2048, 512)]
     given = tuple(torch.randn(s) / s[0] ** 0.5 for s in sizes)
-    draft = make_draft(find_room(make_operation(layers, given)))
+    draft = make_draft(next(find_rooms(make_operation(layers, given))))
     small, usual = draft.gpu.hidden_check
     assert 1 < small.least < 1e4 < small.most == usual.least < usual.most
     assert small.count == len(small.dims) == 5
@@ -188,9 +190,9 @@ def test_a_size_that_is_fixed_beside_others_may_vary_alone():
         padded = F.pad(x, (3, 0))
         return F.silu(F.conv1d(padded, weight.unsqueeze(1), groups=x.shape[1]))
 
-    room = find_room(make_operation(causal, (torch.randn(2, 16, 32), torch.randn(16, 4))))
+    room = next(find_rooms(make_operation(causal, (torch.randn(2, 16, 32), torch.randn(16, 4)))))
     assert room.trace.dims == {"L": 32}
-    fixed = find_room(make_operation(lambda x: x.view(4, 8), torch.randn(4, 8)))
+    fixed = next(find_rooms(make_operation(lambda x: x.view(4, 8), torch.randn(4, 8))))
     assert fixed.trace.dims == {}
 
 
@@ -200,8 +202,8 @@ def test_a_dimension_that_others_must_have_too_names_them():
 
     operation = make_operation(masked, (torch.randn(3, 64, 48), torch.ones(64, 48) > 0))
     with pytest.raises(AuthoringError, match=r"^S: .* size: mask:0\. .* --vary mask:0=S$"):
-        find_room(operation, {("scores", 1): "S"})
-    room = find_room(operation, {("scores", 1): "S", ("mask", 0): "S"})
+        next(find_rooms(operation, {("scores", 1): "S"}))
+    room = next(find_rooms(operation, {("scores", 1): "S", ("mask", 0): "S"}))
     assert room.trace.dims == {"S": 64}
 
 
@@ -291,7 +293,7 @@ def segments_of_64(x, segment):
 def test_numbers_that_point_into_a_dimension_do_so_at_all_sizes(function, inputs, dims, lines):
     torch.manual_seed(0)
     operation = make_operation(function, inputs)
-    room, draft = new_task._tried_rooms(new_task._rooms(operation, None), lambda _: None)
+    room, draft = new_task._tried_rooms(new_task.find_rooms(operation, None), lambda _: None)
     assert len(room.trace.dims) == dims
     text = reference_py(draft)
     assert [line for line in lines if line not in text] == []
@@ -304,7 +306,7 @@ def test_a_dimension_in_which_no_case_can_be_computed_stays_as_in_the_example():
     """Places that only the example's own values point to."""
     places = torch.tensor([3, 700, 7, 11, 13, 17, 19, 700, 29, 31])
     operation = make_operation(lambda x, i: x[i * 1], (torch.randn(1024, 16), places))
-    room, _ = new_task._tried_rooms(new_task._rooms(operation, None), lambda _: None)
+    room, _ = new_task._tried_rooms(new_task.find_rooms(operation, None), lambda _: None)
     assert 1024 not in room.trace.dims.values()
     with pytest.raises(AuthoringError, match=r"out of .*: --vary ARG:DIM=NAME \(x:0=B\)$"):
-        make_draft(find_room(operation, {("x", 0): "B"}))
+        make_draft(next(find_rooms(operation, {("x", 0): "B"})))

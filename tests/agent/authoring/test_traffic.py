@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kagent.authoring.new_task import find_room, make_task
+from kagent.authoring.new_task import find_rooms, make_task
 from kagent.authoring.tracing import traffic
 from kagent.authoring.tracing.operation import make_operation
 from kagent_sandbox.data.task import load_task
@@ -56,13 +56,13 @@ PART = "min(M * N, (K * N) / 2)"
     ],
 )
 def test_what_must_move(function, given, reads, writes):
-    trace = find_room(make_operation(function, given)).trace
+    trace = next(find_rooms(make_operation(function, given))).trace
     assert traffic.reads(trace) == reads
     assert traffic.writes(trace) == writes
 
 
 def test_what_is_used_otherwise_counts_in_full():
-    trace = find_room(make_operation(returned, (CACHE, NEW, SLOTS))).trace
+    trace = next(find_rooms(make_operation(returned, (CACHE, NEW, SLOTS)))).trace
     assert traffic.reads(trace)[0] == ("M", "N")
     assert traffic.writes(trace) == [("M", "N"), ("M", "N")]
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import torch
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import GraphModule, Node
 
 from kagent.authoring.draft.draft import TaskDraft
-from kagent.authoring.tracing.drawing import Drawing
-from kagent.authoring.tracing.graph import ancestors
+from kagent.authoring.tracing.drawing import Drawing, drawn_by
+from kagent.authoring.tracing.graph import BY_INDEX, ancestors, operation_name
 from kagent.authoring.tracing.operation import Example
 
 Order: TypeAlias = Literal["distinct", "rising", "sorted"]
-_INDEXED = frozenset({"index", "gather", "embedding", "index_select", "take", "take_along_dim"})
+_INDEXED = BY_INDEX | {"take"}
 _LEAST = 8
 """Elements and sizes below which numbers are alike by chance."""
 _BY_CHANCE = math.log(0.003)
@@ -64,8 +64,7 @@ def with_own_bounds(draft: TaskDraft) -> tuple[Example, ...]:
 def rounded_index(graph: GraphModule) -> str:
     """Words on an index that rounding decides, as in a look-up table; "" where there is none."""
     for node in graph.graph.nodes:
-        name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
-        if name not in _INDEXED:
+        if operation_name(node) not in _INDEXED:
             continue
         table, *places = node.all_input_nodes
         for made in (n for place in places for n in ancestors(place) if n is not table):
@@ -220,14 +219,7 @@ def _values(drawing: Drawing, elements: int) -> torch.Tensor | None:
         return (drawing.a + drawing.b * torch.arange(elements)).long()
     if drawing.kind != "code":
         return None
-    assert drawing.graph is not None
-    assert drawing.node is not None
-    interpreter, needed = Interpreter(drawing.graph), ancestors(drawing.node)
     try:
-        for node in drawing.graph.graph.nodes:
-            if node in needed:
-                interpreter.env[node] = interpreter.run_node(node)
+        return drawn_by(drawing).long().cpu()
     except Exception:  # noqa: BLE001 - whatever the example's code does on real tensors
         return None
-    found: torch.Tensor = interpreter.env[drawing.node]
-    return found.long().cpu()

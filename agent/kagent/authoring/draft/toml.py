@@ -36,20 +36,18 @@ _VIEWS = frozenset({"view", "transpose", "permute", "t", "unsqueeze", "squeeze",
 def task_toml(draft: TaskDraft) -> str:
     """The text of task.toml."""
     trace, operation = draft.trace, draft.trace.operation
-    moved = _bytes(draft)
+    moved, index = _bytes(draft), ""
+    if "min(" in moved:
+        index = "; by index, half of its places"
+    elif trace.gathers:
+        index = "; an index may need less"
     lines = [
         f"name = {quoted(operation.name)}",
         f"summary = {quoted(operation.summary)}",
         f"entry = {quoted(operation.name)}",
         f"signature = {quoted(_signature(draft))}",
         f"bytes = {quoted(moved)}    # derived: every argument read once, every result written once"
-        + (
-            "; by index, half of its places"
-            if "min(" in moved
-            else "; an index may need less"
-            if trace.gathers
-            else ""
-        ),
+        f"{index}",
         f"written = {quoted(_written(draft))}",
         f"flops = {quoted(_flops(draft))}    # derived from torch's operations",
     ]

@@ -195,10 +195,8 @@ def recorded(function: Callable[[], object]) -> Any:
     return pytree.tree_unflatten(found, spec)
 
 
-def by_values(drawing: Drawing) -> Drawing:
-    """Replace recorded code that cannot be drawn at other sizes by the
-    distribution of the values that it gives.
-    """
+def drawn_by(drawing: Drawing) -> torch.Tensor:
+    """A tensor as recorded code draws it, at the example's size."""
     assert drawing.graph is not None
     assert drawing.node is not None
     interpreter = Interpreter(drawing.graph)
@@ -206,7 +204,15 @@ def by_values(drawing: Drawing) -> Drawing:
     for node in drawing.graph.graph.nodes:
         if node in needed:
             interpreter.env[node] = interpreter.run_node(node)
-    return _look(interpreter.env[drawing.node], parameter=False)
+    drawn: torch.Tensor = interpreter.env[drawing.node]
+    return drawn
+
+
+def by_values(drawing: Drawing) -> Drawing:
+    """Replace recorded code that cannot be drawn at other sizes by the
+    distribution of the values that it gives.
+    """
+    return _look(drawn_by(drawing), parameter=False)
 
 
 def _of_node(graph: GraphModule, node: Node) -> Drawing:

@@ -11,6 +11,15 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+BY_INDEX = frozenset({"index", "embedding", "gather", "index_select", "take_along_dim"})
+"""Operations that give an element for each that they read of their first argument, by an index."""
+
+
+def operation_name(node: Node) -> str:
+    """Name of a node's operation of torch, without its overload's; "" if it is none."""
+    packet = getattr(node.target, "overloadpacket", None)
+    return getattr(packet, "__name__", "")
+
 
 def ancestors(node: Node) -> set[Node]:
     """A node, what it needs, and what writes into that."""

@@ -38,7 +38,7 @@ from torch.utils.flop_counter import flop_registry
 
 from kagent.authoring.errors import AuthoringError
 from kagent.authoring.tracing.dropout import LEFT_OUT, WithoutDropout
-from kagent.authoring.tracing.graph import is_written, quiet
+from kagent.authoring.tracing.graph import BY_INDEX, is_written, quiet
 from kagent.authoring.tracing.operation import Operation
 from kagent.authoring.tracing.recurrent import OneOperation, unrolled_never
 
@@ -51,7 +51,6 @@ _SPARE = "NKPQRSTUVXYZ"
 _LETTERS = {1: "N", 2: "MN", 3: "BMN", 4: "BCHW", 5: "BCDHW"}
 _CONVOLVED = {3: "BCL"}
 _MULTIPLIED = {2: "MK", 3: "BMK"}
-_GATHERS = frozenset({"index", "embedding", "gather", "index_select", "take_along_dim"})
 
 SCANS = frozenset(
     {
@@ -508,7 +507,7 @@ def _described(
         written,
         _cost(work[0].xreplace(named), dims),
         _cost(work[1].xreplace(named), dims),
-        bool(called & _GATHERS),
+        bool(called & BY_INDEX),
         tuple(notes),
         symbols,
         tuple(g.expr for g in env.guards),

@@ -12,10 +12,9 @@ from typing import Any
 
 from torch.fx import Node
 
+from kagent.authoring.tracing.graph import BY_INDEX, operation_name
 from kagent.authoring.tracing.trace import TracedOperation
 
-_READS = frozenset({"index", "embedding", "gather", "index_select", "take_along_dim"})
-"""Operations that give an element for each that they read of their first argument."""
 _WRITES = {"index_copy_": 3, "index_add_": 3, "scatter_": 2, "scatter_add_": 2}
 """Operations that write into their first argument, with the place of the argument that has as many
 elements as they write."""
@@ -30,7 +29,8 @@ def reads(trace: TracedOperation) -> list[Sequence[int | str]]:
         if i in trace.written:
             written = [_written(trace, node, user) for user in node.users]
             added = [
-                n if _name(u) in _ADDS else "0" for u, n in zip(node.users, written, strict=True)
+                n if operation_name(u) in _ADDS else "0"
+                for u, n in zip(node.users, written, strict=True)
             ]
             counts = added if None not in written else [None]
         found.append(_least(shape, counts))
@@ -68,9 +68,9 @@ def _read(trace: TracedOperation, node: Node, user: Node) -> str | None:
         counts = [_read(trace, user, u) for u in user.users]
         known = [c for c in counts if c is not None]
         return " + ".join(known) if known and len(known) == len(counts) else None
-    if _name(user) in _READS:
+    if operation_name(user) in BY_INDEX:
         return _elements(trace, user)
-    places = user.args[1] if _name(user) == "embedding_bag" else None
+    places = user.args[1] if operation_name(user) == "embedding_bag" else None
     if not isinstance(places, Node):
         return None
     return f"{_elements(trace, places)} * {trace.text(node.meta['val'].shape[1])}"
@@ -80,10 +80,10 @@ def _written(trace: TracedOperation, node: Node, user: Node) -> str | None:
     """Elements that an operation writes into a tensor by index; None if it may write all."""
     if not user.args or user.args[0] is not node or user.users:
         return None
-    if _name(user) in _WRITES:
-        source = user.args[_WRITES[_name(user)]]
+    if operation_name(user) in _WRITES:
+        source = user.args[_WRITES[operation_name(user)]]
         return _elements(trace, source) if isinstance(source, Node) else None
-    places: Any = user.args[1] if _name(user) == "index_put_" else ()
+    places: Any = user.args[1] if operation_name(user) == "index_put_" else ()
     if len(places) != 1 or not isinstance(places[0], Node):
         return None
     rest = [trace.text(n) for n in node.meta["val"].shape[1:]]
@@ -97,8 +97,3 @@ def _elements(trace: TracedOperation, node: Node) -> str:
 def _product(sizes: Sequence[int | str]) -> str:
     texts = [str(size) for size in sizes if str(size) != "1"]
     return " * ".join(t if re.fullmatch(r"[\w* ]+", t) else f"({t})" for t in texts) or "1"
-
-
-def _name(node: Node) -> str:
-    packet = getattr(node.target, "overloadpacket", None)
-    return getattr(packet, "__name__", "")
