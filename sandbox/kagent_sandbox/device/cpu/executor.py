@@ -203,7 +203,9 @@ class Runner:
             for number in cast("list[int]", request["numbers"]):
                 self.populate(*self._ranges[number])
         elif verb == "forget":
-            self._keep(cast("int", request["number"]), None)
+            number = cast("int", request["number"])
+            self._keep(number, None)
+            self._ranges.pop(number, None)
         elif verb == "house":
             self._state.perform(request, self.memory.data_ptr(), self.memory.numel())
         else:

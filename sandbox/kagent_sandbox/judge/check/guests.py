@@ -84,12 +84,12 @@ def refuse_bad_guests(
             wrong when two threads call it at once.
     """
     plans = {c.name: contender.plan(c.name) for c in cases}
-    if not backend.traits.native or not any(map(_is_native, plans.values())):
+    native = {name for name, plan in plans.items() if _is_native(plan)}
+    if not backend.traits.native or not native:
         return {}
     layouts = {name: _in_pages(plan) for name, plan in plans.items()}
-    native = [plans[name] for name in plans if _is_native(plans[name])]
-    own_bytes = max(layout.stop for layout in layouts.values())
-    arena = arenas.at_least(max(own_bytes, *map(places_bytes, native)))
+    visited_bytes = max(layout.stop for layout in layouts.values())
+    arena = arenas.at_least(max(visited_bytes, *(places_bytes(plans[name]) for name in native)))
     # as `Backend.launcher` says
     host = cast("GuestHost", backend.launcher(arena, timed=False, callers=2))
     try:
@@ -97,7 +97,7 @@ def refuse_bad_guests(
         try:
             visit.begin(contender.built)
             for case in cases:
-                if _is_native(plans[case.name]):
+                if case.name in native:
                     visit.case(case, plans[case.name], layouts[case.name], sampler)
         except LaunchFailed as e:
             raise CandidateRejected(Rejected(budget.stage, e.status, str(e), visit.at)) from e

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from kagent_sandbox.data.build import Contender
 from kagent_sandbox.data.verdict import CaseError, IncumbentWrong, Passed, Rejected, Stage, Status
@@ -145,9 +145,7 @@ class Meter:
             if not comparison.alone or self.watch.crowded():
                 raise
             text = f"{e.spread}, and nothing else kept this machine busy"
-            unclear = LaunchFailed(Status.SUSPECT, text, blame="unclear")
-            verdict = Rejected(Stage.MEASURE, Status.SUSPECT, text, e.case)
-            raise CandidateRejected(verdict) from unclear
+            self._unclear(Rejected(Stage.MEASURE, Status.SUSPECT, text, e.case))
 
     def arena_bytes(
         self, built: Built, check_cases: Sequence[Case], incumbent: Contender | None
@@ -263,8 +261,13 @@ class Meter:
         if found.verdict.status is not Status.SUSPECT or not self.watch.crowded():
             return
         text = f"{found}. Perhaps the machine's doing: {'; '.join(self.watch.notes())}"
-        unclear = LaunchFailed(Status.SUSPECT, text, blame="unclear")
-        raise CandidateRejected(replace(found.verdict, message=text)) from unclear
+        self._unclear(replace(found.verdict, message=text))
+
+    @staticmethod
+    def _unclear(verdict: Rejected) -> NoReturn:
+        """Refuse a candidate, which is tried once more: it may be the machine's doing."""
+        unclear = LaunchFailed(verdict.status, verdict.message, blame="unclear")
+        raise CandidateRejected(verdict) from unclear
 
     def _refuse_suspicion(self, timed: TimedBlocks) -> None:
         """Look into a candidate's times on one case right after its last block.
