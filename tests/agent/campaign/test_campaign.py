@@ -354,7 +354,7 @@ def test_ctrl_c_ends_the_workers_of_all_devices_and_blames_no_run(runner, tmp_pa
     def interrupt():
         while len(list((tmp_path / "runs").iterdir())) < 2:
             time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
