@@ -447,9 +447,10 @@ def last_line(log: Path) -> str:
 
 
 def write(session: Session, stage: str, task: str, found: Mapping[str, Any]) -> None:
-    """Keep a stage's result for a task, with what it is of."""
+    """Keep a stage's result for a task, with what it is of, and the day."""
     of = digest_of(session.library, session.name, task)
-    write_file(session.found(stage, task), json.dumps({"of": of, **found}, indent=1) + "\n")
+    result = {"of": of, "date": time.strftime("%Y-%m-%d"), **found}
+    write_file(session.found(stage, task), json.dumps(result, indent=1) + "\n")
 
 
 def digest_of(library: Path, name: str, task: str) -> str:

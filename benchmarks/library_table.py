@@ -1,12 +1,14 @@
 """The tables of the library that the repository keeps: in the README, and by shape in the docs.
 
-    python benchmarks/library_table.py [--from kagent_kernels.tar.gz] [--check] [--library DIR]
+    python benchmarks/library_table.py [--from kagent_kernels.tar.gz] [--figures FILE] [--check]
+        [--library DIR]
 
 Writes what stands between the markers in README.md and docs/results.md, from the library's own
 record (PROVENANCE.json) and figures.json, which library.py has put beside it. `--from` first takes
 the library of such an archive: its operators replace those that are there, others stay as they are.
-`--check` writes nothing, and exits with 1 if a page does not have the tables of the library that is
-there.
+`--figures` adds what a figures.json has of the operators that are there: stages that ran again, or
+later, such as certify. `--check` writes nothing, and exits with 1 if a page does not have the
+tables of the library that is there.
 """
 
 from __future__ import annotations
@@ -50,12 +52,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--from", dest="archive", type=Path)
+    parser.add_argument("--figures", type=Path)
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--library", type=Path, default=LIBRARY)
     options = parser.parse_args()
     try:
         if options.archive is not None:
             take(options.archive, options.library)
+        if options.figures is not None:
+            add(options.figures, options.library)
         found = {path: with_tables(path, text) for path, text in tables(options.library).items()}
     except (KagentError, OSError, tarfile.TarError, ValueError) as e:
         sys.exit(str(e))
@@ -99,13 +104,41 @@ def merge(new: OnDisk, old: OnDisk) -> None:
     merged = [merge_operator(known.get(o.task), o) for o in new.library.operators]
     operators = [(o, lines or [f"{o.task}: measured again"]) for o, lines in merged]
     library = merge_library(old.library, old.library.name, new.library.kagent, operators)
-    figures = _figures(new)
-    figures["operators"] = {**_figures(old)["operators"], **figures["operators"]}
-    figures["library"] = library.version
+    figures = together(_figures(old), _figures(new), library.version)
     files = files_of(library, cubins=new.cubins(), old=old)
     write_library(library, files, old.folder, old=old)
-    text = json.dumps(figures, indent=1) + "\n"
-    (old.folder / FIGURES).write_text(text, encoding="utf-8")
+    (old.folder / FIGURES).write_text(figures, encoding="utf-8")
+
+
+def add(file: Path, library: Path) -> None:
+    """Add to a library's figures what a file has of its operators.
+
+    Raises:
+        UserError: There is no library, or the file has results of none of its operators as they
+            are.
+    """
+    disk = read_library(library)
+    new = json.loads(file.read_text(encoding="utf-8"))
+    if not any(as_it_is(disk, task, of) for task, of in new["operators"].items()):
+        raise UserError(f"{file}: expected results of operators as they are in {library}, got none")
+    new["operators"] = {t: as_it_is(disk, t, of) for t, of in new["operators"].items()}
+    text = together(_figures(disk), new, disk.library.version)
+    (library / FIGURES).write_text(text, encoding="utf-8")
+
+
+def as_it_is(disk: OnDisk, task: str, stages: Mapping[str, Any]) -> dict[str, Any]:
+    """Those results of stages that are of an operator as it is in a library."""
+    path = disk.package / "portfolio" / f"{task}.json"
+    of = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+    return {stage: found for stage, found in stages.items() if found["of"] == of}
+
+
+def together(old: Mapping[str, Any], new: Mapping[str, Any], version: str) -> str:
+    """The text of figures.json: what is known of each operator, by stage, the new last."""
+    known, found = old["operators"], new["operators"]
+    operators = {t: {**known.get(t, {}), **found.get(t, {})} for t in sorted({*known, *found})}
+    figures = {**new, "library": version, "operators": operators}
+    return json.dumps(figures, indent=1) + "\n"
 
 
 def _figures(disk: OnDisk) -> dict[str, Any]:
@@ -148,18 +181,18 @@ def tables(library: Path) -> dict[Path, str]:
 
 def figures_of(disk: OnDisk) -> Mapping[str, Any]:
     """Results of tests, sanitizer and do_bench by operator: those of the operator as it is."""
-    data, found = _figures(disk), {}
-    for operator in disk.library.operators:
-        table = (disk.package / "portfolio" / f"{operator.task}.json").read_bytes()
-        of, stages = hashlib.sha256(table).hexdigest(), data["operators"].get(operator.task, {})
-        found[operator.task] = {s: f for s, f in stages.items() if f["of"] == of}
-    return found
+    known = _figures(disk)["operators"]
+    tasks = [o.task for o in disk.library.operators]
+    return {task: as_it_is(disk, task, known.get(task, {})) for task in tasks}
 
 
 def summary(disk: OnDisk, figures: Mapping[str, Any]) -> Iterator[str]:
     """A line for each operator and device."""
-    yield "| operator | kernels | × best of torch (range) | FASTER | do_bench | sanitizer |"
-    yield "|---|---|---|---|---|---|"
+    yield (
+        "| operator | kernels | × best of torch (range) | FASTER | do_bench | sanitizer "
+        "| certified |"
+    )
+    yield "|---|---|---|---|---|---|---|"
     for operator in disk.library.operators:
         for device in operator.devices:
             gains = [g for p in device.points if (g := gain(p, used(p))) is not None]
@@ -169,7 +202,8 @@ def summary(disk: OnDisk, figures: Mapping[str, Any]) -> Iterator[str]:
             of = figures[operator.task]
             yield (
                 f"| {operator.task} | {languages(operator)} | {speed} "
-                f"| {faster} of {len(device.points)} | {agreement(of)} | {sanitized(of)} |"
+                f"| {faster} of {len(device.points)} | {agreement(of)} | {sanitized(of)} "
+                f"| {certified(of)} |"
             )
 
 
@@ -202,12 +236,13 @@ def about(disk: OnDisk, figures: Mapping[str, Any]) -> Iterator[str]:
         f"{used_by_torch} shapes torch is used: no kernel is FASTER than eager. do_bench: shapes "
         f"of {LONG_US:g} µs and more at which `triton.testing.do_bench` of the operator agrees "
         f"within {100 * NEAR:g} %. Sanitizer: compute-sanitizer's memcheck and racecheck over "
-        "each kernel's smallest check cases."
+        "each kernel's smallest check cases. Certified: the day on which `kagent certify` last "
+        "found each kernel correct, and no slower than when it was exported."
     )
     yield ""
     for text in dict.fromkeys(environment(d) for o in operators for d in o.devices):
         yield f"- {text}"
-    for stage, words_ in (("tests", "own tests"), ("sanitize", "sanitizer"), ("bench", "do_bench")):
+    for stage, words_ in STAGES.items():
         if missing := [o.task for o in operators if stage not in figures[o.task]]:
             yield f"- Not run: {words_} of {', '.join(missing)}."
     if wrong := [o.task for o in operators if not figures[o.task].get("tests", OK)["clean"]]:
@@ -215,6 +250,12 @@ def about(disk: OnDisk, figures: Mapping[str, Any]) -> Iterator[str]:
 
 
 OK = {"clean": True}
+STAGES = {
+    "tests": "own tests",
+    "sanitize": "sanitizer",
+    "bench": "do_bench",
+    "certify": "certify",
+}
 
 
 def environment(device: DeviceRecord) -> str:
@@ -251,6 +292,13 @@ def sanitized(of: Mapping[str, Any]) -> str:
     if all(line["clean"] for line in lines):
         return "clean"
     return words("; ".join(f"{li['tool']}: {li['found']}" for li in lines if not li["clean"]))
+
+
+def certified(of: Mapping[str, Any]) -> str:
+    """The day of the last certificate, and whether it holds anything against the operator."""
+    if "certify" not in of:
+        return "not run"
+    return f"{'' if of['certify']['clean'] else 'NOT: '}{of['certify']['date']}"
 
 
 if __name__ == "__main__":

@@ -105,9 +105,7 @@ def main() -> None:
     except ImportError:
         raise SystemExit("power.py needs nvidia-ml-py: pip install nvidia-ml-py") from None
     pynvml.nvmlInit()
-    gpu = pynvml.nvmlDeviceGetHandleByPciBusId(
-        f"{torch.cuda.get_device_properties(0).pci_bus_id:02x}:00.0"
-    )
+    gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
     device, task = torch.device("cuda", 0), find_task(options.task)
     print(where(), f"power limit {pynvml.nvmlDeviceGetPowerManagementLimit(gpu) / 1e3:.0f} W")
     for case in task.cases("gpu").bench:

@@ -18,7 +18,8 @@ racecheck reports hazards in Triton's own code for `gl.warp_specialize`, as it d
 warp-specialized kernels: between the bytes that tell warps their role, and the warps that read
 them. Between each such write and read there is a barrier of the whole block (`BAR.SYNC 0x1`, read
 in the SASS of attention's kernel: docs/export.md). They are counted on their own, "in dispatch",
-and are no error.
+and are no error. Triton compiles into a folder of this run's own: its cache names the file that it
+first compiled, which may be the same kernel's in runs/.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ OPTIONS = (
     "--report-api-errors",
     "no",
 )  # torch and cuda-bindings ask for functions that are not there
+VARIABLES = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 SHOWN = 1000  # errors that a tool prints
 _SUMMARY = re.compile(
     r"^=+ (?:ERROR SUMMARY: (\d+) errors?$|RACECHECK SUMMARY: (\d+) hazards? )", re.MULTILINE
@@ -110,7 +112,7 @@ def sanitize(
             capture_output=True,
             text=True,
             timeout=options.limit_s,
-            env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
+            env={**os.environ, **VARIABLES, "TRITON_CACHE_DIR": str(folder / "triton")},
             check=False,
         )
         out, code = done.stdout + done.stderr, done.returncode

@@ -94,7 +94,7 @@ def test_the_tables_come_from_the_record_and_from_what_was_run(session, tmp_path
     readme, results = library_table.tables(kept).values()
     line = next(li for li in readme.splitlines() if li.startswith("| attention "))
     assert line.startswith("| attention | Triton | 1.30 (1.30 to 1.30) | ")
-    assert line.endswith(" | 1 of 2 | clean |")
+    assert line.endswith(" | 1 of 2 | clean | not run |")
     assert "- Not run: own tests of linear_cross_entropy." in readme
     assert "NVIDIA H100 80GB HBM3" in readme
     row = next(li for li in results.splitlines() if li.startswith("| attention "))
@@ -141,6 +141,25 @@ def test_operators_of_an_archive_replace_those_that_are_there_and_others_stay(se
     (kept / "CARD.md").write_text("faster\n")
     with pytest.raises(UserError, match="was edited"):
         library_table.take(out / "kagent_kernels.tar.gz", kept)
+
+
+def test_a_stage_that_runs_on_another_day_is_added_to_what_is_known(session, tmp_path):
+    kept, out = tmp_path / "kept", tmp_path / "out"
+    library.pack(session, library.gather(session), out)
+    library_table.take(out / "kagent_kernels.tar.gz", kept)
+    (tmp_path / "later" / "certify").mkdir(parents=True)
+    later = replace(session, work=tmp_path / "later", library=kept)
+    library.write(later, "certify", "attention", {"clean": True, "found": {}, "date": "2026-12-01"})
+    library.pack(later, library.gather(later), out)
+    library_table.add(out / "figures.json", kept)
+    readme, _ = library_table.tables(kept).values()
+    line = next(li for li in readme.splitlines() if li.startswith("| attention "))
+    assert line.endswith(" | 1 of 2 | clean | 2026-12-01 |")
+    assert read_library(kept).changed() == []
+    table = read_library(kept).package / "portfolio" / "attention.json"
+    table.write_text(table.read_text() + " ")
+    with pytest.raises(UserError, match="operators as they are"):
+        library_table.add(out / "figures.json", kept)
 
 
 @pytest.mark.nightly

@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import inspect
 import math
+import threading
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,8 @@ from kagent_kernels._portfolio import (
 TASKS = Path(__file__).parent / "tasks"
 DEVICES = {"cpu": "cpu", **({"gpu": "cuda"} if torch.cuda.is_available() else {})}
 """Kinds of device that are here, with their names in torch."""
+CALLS = 50
+"""Of each of two threads that call at once."""
 _CASE = ("name", "dtype", "inputs", "scale", "noncontiguous")
 
 
@@ -83,6 +86,11 @@ class Task:
         )
         return replace(fewest, scale=1.0)
 
+    def largest(self, kind: str) -> Case:
+        """The ordinary case with the most elements: calls that take as long as any here."""
+        ordinary = [c for c in self.cases() if c.kind == kind and not c.noncontiguous]
+        return max(ordinary, key=lambda c: math.prod(abs(v) for v in c.dims.values() if v))
+
     def arguments(self, case: Case, seed: int = 0) -> dict[str, object]:
         """Fresh arguments of the entry function, in order."""
         device = torch.device(DEVICES[case.kind])
@@ -125,7 +133,10 @@ class Task:
         `given` are the arguments as they are passed, where their layout is another one.
         """
         own = self.own(arguments if given is None else given)
-        found = self.with_written(call(own), own)
+        self.compare(self.with_written(call(own), own), arguments)
+
+    def compare(self, found: tuple[torch.Tensor, ...], arguments: dict[str, object]) -> None:
+        """Compare results, and what was written, with float64; see `check`."""
         expected = as_tuple(self.reference.reference(**self.own(arguments)))
         yardstick = self.eager(arguments)
         for result, out, torch_s, exact in zip(
@@ -142,6 +153,52 @@ class Task:
             )
             errors = measure(out, exact, rows)
             assert share(errors, limit) <= 1, f"{result['name']}: {errors}, allowed {limit}"
+
+    def check_together(
+        self,
+        call: Callable[[dict[str, object]], object],
+        given: list[dict[str, object]],
+    ) -> None:
+        """Have a thread for each of these arguments call at once, on a GPU each on a stream of its
+        own, and compare what it gets with what it gets alone, and where that differs with float64.
+        """
+
+        def one(arguments: dict[str, object]) -> tuple[torch.Tensor, ...]:
+            own = self.own(arguments)
+            return self.with_written(call(own), own)
+
+        alone = [one(arguments) for arguments in given for _ in range(3)][2::3]
+        together, failed = [[] for _ in given], []
+        begin = threading.Barrier(len(given))
+
+        def calls(n: int) -> None:
+            try:
+                begin.wait()
+                together[n] += [one(given[n]) for _ in range(CALLS)]
+            except Exception as e:
+                failed.append(e)
+
+        def calls_on_a_stream(n: int) -> None:
+            stream = torch.cuda.Stream()
+            with torch.cuda.stream(stream):
+                calls(n)
+            stream.synchronize()
+
+        on_gpu = any(isinstance(v, torch.Tensor) and v.is_cuda for v in given[0].values())
+        if on_gpu:
+            torch.cuda.synchronize()
+        target = calls_on_a_stream if on_gpu else calls
+        threads = [threading.Thread(target=target, args=(n,)) for n in range(len(given))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failed, failed
+        for arguments, usual, results in zip(given, alone, together, strict=True):
+            for found in results:
+                pairs = zip(found, usual, strict=True)
+                if not all(torch.equal(new.double(), old.double()) for new, old in pairs):
+                    self.compare(found, arguments)
 
     def own(self, arguments: dict[str, object]) -> dict[str, object]:
         """Copies of those that a function may write."""

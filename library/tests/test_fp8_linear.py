@@ -78,6 +78,12 @@ def test_below_the_smallest_measured_shape_torch_is_called(device, monkeypatch):
     assert not isinstance(chosen(OPERATOR, TASK.arguments(smallest)), Chosen)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_two_threads_may_call_it_at_once(device):
+    given = [TASK.arguments(TASK.largest(device), seed) for seed in (0, 1)]
+    TASK.check_together(lambda own: OPERATOR.op(*own.values()), given)
+
+
 def test_inputs_that_are_not_contiguous(arguments):
     turned = {n: transposed(v) if n in TASK.tensors else v for n, v in arguments.items()}
     TASK.check(lambda own: TASK.all_results(function, own), arguments, turned)

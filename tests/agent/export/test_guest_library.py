@@ -17,10 +17,12 @@ FLUSHES = """
   __builtin_aarch64_set_fpcr(__builtin_aarch64_get_fpcr() | 1 << 24);
 #endif
 """
-HEAD = "#include <fcntl.h>\n#include <omp.h>\n" + (LOADED % "std::signal(SIGUSR1, [](int) {});")
+INCLUDED = "".join(f"#include <{h}>\n" for h in ("fcntl.h", "omp.h", "thread", "unistd.h"))
+HEAD = INCLUDED + (LOADED % "std::signal(SIGUSR1, [](int) {});")
 IN_CALL = (
     "static void* volatile kept; kept = std::malloc(4096);"
     'open("/dev/null", 0);'
+    "static int started; if (started++ < 200) std::thread(pause).detach();"
     "\n#pragma omp parallel\n  if (omp_get_thread_num()) {" + FLUSHES + "}\n" + FLUSHES
 )
 SAYS = (
@@ -30,6 +32,7 @@ SAYS = (
     "the handler of signal 10",
     "keeps memory",
     "open files: new: \\[",
+    "threads: \\{",
 )
 WRITES = "{ float* volatile p = (float*)x; *p = *(volatile float*)p; }"
 

@@ -79,6 +79,10 @@ parameters; constexpr copy<sizeof(text_of::value)> parameters{{text_of::value}};
 """
 
 
+RECIPE = (_FIXED_OPTIONS, DEFAULT_OPTIONS, _SIGNATURE)
+"""Part of a library that does not come from its source, options and compiler."""
+
+
 def compile_cpp(
     name: str,
     source: str,

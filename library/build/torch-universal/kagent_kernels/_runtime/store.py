@@ -22,7 +22,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from .cpp import compile_cpp, compiler
+from .cpp import RECIPE, compile_cpp, compiler
 from .source import Source
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -64,7 +64,8 @@ def kept_library(source: Source) -> Path | None:
     folder = cache_folder()
     if folder is None:
         return None
-    return folder / f"{source.key('cpu')}-{processor()}-{_compiler_version()}.so"
+    recipe = hashlib.sha256(repr(RECIPE).encode()).hexdigest()[:8]  # other versions have another
+    return folder / f"{source.key('cpu')}-{processor()}-{_compiler_version()}-{recipe}.so"
 
 
 def shipped_cubin(source: Source, target: str) -> Path:

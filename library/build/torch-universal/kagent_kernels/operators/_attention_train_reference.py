@@ -109,6 +109,106 @@ def draw_as_counted(
     return found.clamp_(max=max(i for i, n in enumerate(counts) if n))
 
 
+def draw_kinds(
+    rows: int, count: int, generator: torch.Generator, device: torch.device
+) -> torch.Tensor:
+    """Draw a kind for each row, all kinds as often, but for one row more or less.
+
+    Args:
+        rows: Number of rows, M.
+        count: Number of kinds. Of fewer rows each has another kind, any of them.
+        generator: The source of chance.
+        device: Where the result is.
+
+    Returns:
+        [M, 1] int64, from 0 to `count - 1`.
+
+    Example:
+        Draw one of 4 kinds for each of 10 rows:
+
+            import torch
+
+            cpu = torch.device("cpu")
+            generator = torch.Generator(cpu).manual_seed(0)
+            kinds = draw_kinds(10, 4, generator, cpu)
+            assert kinds.shape == (10, 1)
+            assert sorted(kinds.flatten().bincount().tolist()) == [2, 2, 3, 3]
+    """
+    order = torch.randperm(rows, generator=generator, device=device)
+    first = torch.randint(count, (), generator=generator, device=device)
+    return ((order + first) % count).unsqueeze(1)
+
+
+def draw_rows(
+    rows: int, one_of: int, generator: torch.Generator, device: torch.device
+) -> torch.Tensor:
+    """Choose one row of `one_of`, at least one of all.
+
+    Args:
+        rows: Number of rows, M.
+        one_of: Rows for each one that is chosen.
+        generator: The source of chance.
+        device: Where the result is.
+
+    Returns:
+        [M, 1] bool, true for M / `one_of` rows, rounded up.
+
+    Example:
+        Choose rows that get a NaN:
+
+            import torch
+
+            cpu = torch.device("cpu")
+            generator = torch.Generator(cpu).manual_seed(0)
+            assert draw_rows(12, 8, generator, cpu).sum() == 2
+            assert draw_rows(1, 8, generator, cpu).all()
+    """
+    order = torch.randperm(rows, generator=generator, device=device)
+    return (order % one_of == 0).unsqueeze(1)
+
+
+def plant(
+    tensor: torch.Tensor,
+    values: Sequence[float],
+    share: float,
+    generator: torch.Generator,
+    *,
+    where: torch.Tensor | None = None,
+) -> None:
+    """Overwrite some elements of a tensor in place, at least one of them.
+
+    Args:
+        tensor: Any shape, of numbers of 16 bits or more; with no elements it stays as it is.
+        values: They are written, each as likely as the others.
+        share: Of the elements, from 0 to 1.
+        generator: The source of chance, on the tensor's device.
+        where: Places that may be overwritten, bool of the tensor's shape; all of them by default,
+            and one anywhere where it allows none.
+
+    Example:
+        Plant infinities and NaN among gradients:
+
+            import math
+
+            import torch
+
+            generator = torch.Generator().manual_seed(0)
+            grad = torch.zeros(8, 3)
+            plant(grad, (math.inf, math.nan), 0.05, generator)
+            assert not grad.isfinite().all()
+    """
+    if not tensor.numel():
+        return
+    shape, device = tensor.shape, tensor.device
+    position = torch.rand(shape, generator=generator, device=device)
+    if where is not None:
+        position.masked_fill_(~where, 1.0)
+    position.view(-1)[position.argmin()] = -1.0
+    which = torch.randint(len(values), shape, generator=generator, device=device)
+    for i, value in enumerate(values):
+        tensor.masked_fill_((position < share) & (which == i), value)
+
+
 def draw_attention(
     kind: str,
     queries: Sequence[int],
