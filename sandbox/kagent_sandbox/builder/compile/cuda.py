@@ -9,8 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kagent_sandbox.builder.compile import ptx, remarks
+from kagent_sandbox.builder.compile.variables import used_variables
+from kagent_sandbox.builder.policy import BuildRejected
 from kagent_sandbox.data.language import CUDA
 from kagent_sandbox.data.plan import KernelInfo
+from kagent_sandbox.data.verdict import Stage, Status
 from kagent_sandbox.errors import INSTALL_CUDA, ToolchainError
 from kagent_sandbox.runtime import cutlass, headers, nvrtc
 from kagent_sandbox.runtime.errors import (
@@ -28,8 +31,19 @@ if TYPE_CHECKING:
 def compile_source(source: Source, target: str) -> tuple[bytes, str]:
     """See `Compiler`. Keeps the PTX, too, where somebody wants it, and what the
     compiler remarks.
+
+    Raises:
+        BuildRejected: The module has variables.
     """
     built = compile_cuda(source.name, source.text, target, source.options, dict(source.defines))
+    if names := used_variables(built.ptx):
+        raise BuildRejected(
+            Stage.BUILD,
+            Status.POLICY,
+            f"kernel {source.name} uses the __device__ variable {names[0]:.80}: calls on two "
+            "streams at once would share it: pass counters that host code makes with torch.zeros, "
+            "and workspaces from torch.empty; tables may be __constant__",
+        )
     ptx.keep(built.cubin, built.symbol, CUDA.name, built.ptx)
     remarks.keep(source.name, remarks.of_cuda(built.log, source.text))
     return built.cubin, built.symbol
