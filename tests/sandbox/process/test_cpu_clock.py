@@ -24,7 +24,9 @@ def test_the_clock_of_another_process_can_be_read():
 
 
 def test_the_cpu_time_of_a_tree_is_that_of_running_and_of_ended_processes():
-    """Its first process waits for all but the last, which runs."""
+    """Its first process waits for all but the last, which runs. The kernel counts in ticks of 10 ms,
+    a user's and its own apart, and leaves out what a tick is not full of.
+    """
     code = (
         "import subprocess, sys\n"
         f"ended = subprocess.run([sys.executable, '-c', {BURN.format(0.3)!r}])\n"
@@ -36,8 +38,8 @@ def test_the_cpu_time_of_a_tree_is_that_of_running_and_of_ended_processes():
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     try:
         child.stdout.read(1)
-        assert used_cpu_s(child.pid) >= 0.29, "the one that has ended"
-        while used_cpu_s(child.pid) < 0.59:
+        assert used_cpu_s(child.pid) >= 0.27, "the one that has ended"
+        while used_cpu_s(child.pid) < 0.55:
             time.sleep(0.01)
         assert cpu_s(child.pid) < 0.3, "not its own"
     finally:
