@@ -24,7 +24,7 @@ def test_the_clock_of_another_process_can_be_read():
 
 
 def test_the_cpu_time_of_a_tree_is_that_of_running_and_of_ended_processes():
-    """Its first process waits for all but the last, which runs. The kernel counts in ticks of 10 ms,
+    """Its first process waits for all but the last, which runs. The kernel counts ticks of 10 ms,
     a user's and its own apart, and leaves out what a tick is not full of.
     """
     code = (

@@ -8,14 +8,12 @@ the device}.
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import os
 import sys
 import time
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,19 +24,37 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kagent_sandbox.builder.policy import base_name
 from kagent_sandbox.builder.trace.dynamo import call_wrapped_functions_directly
 from kagent_sandbox.data.build_case import build_case
-from kagent_sandbox.data.plan import ITEMSIZE
 from kagent_sandbox.data.records import from_json, to_json
-from kagent_sandbox.data.task import draw_hidden, load_task
+from kagent_sandbox.data.task import load_task
 from kagent_sandbox.device import device_memory
 from kagent_sandbox.device.plan_ops import dtype_of
 from kagent_sandbox.device.traits import InputPolicy
 from kagent_sandbox.errors import DeviceFull, TaskError
 from kagent_sandbox.judge.check import numerics
 from kagent_sandbox.judge.check.flop_counts import product_counter
-from kagent_sandbox.judge.check.inputs import YARDSTICKS, InputSampler, NotAcceptable
-from kagent_sandbox.judge.check.omissions import Omission, OmissionRecorder, Omitter
+from kagent_sandbox.judge.check.inputs import YARDSTICKS, InputSampler
+from kagent_sandbox.judge.check.omissions import OmissionRecorder
 from kagent_sandbox.judge.check.shape_gaps import find_gaps
+from kagent_sandbox.judge.check.task_cases import (
+    MOST_WORK,
+    checked_cases,
+    elements_of,
+    sizes_of,
+    timed_cases,
+    toml_error,
+    work_of,
+)
 from kagent_sandbox.judge.check.tf32 import may_use_tf32
+from kagent_sandbox.judge.check.wrong_results import (
+    SAME,
+    Wrong,
+    can_change,
+    changes_of,
+    check_idle,
+    find_holes,
+    is_declared,
+    same_bits,
+)
 from kagent_sandbox.judge.task_check import TaskCheck
 from kagent_sandbox.process.exit import exit_fast
 from kagent_sandbox.process.parent import end_with_parent
@@ -50,16 +66,8 @@ if TYPE_CHECKING:
     from kagent_sandbox.data.task import Task
     from kagent_sandbox.judge.check.inputs import InputSet
 
-SEEDS = 8
-"""Draws of all hidden cases that are looked at. Each distribution and dtype is computed once."""
 NONFINITE_DRAWS = 8
 """Draws of a case of infinities and NaN, each of which must have some."""
-USUAL_WORK = 1e6
-"""Elements, or operations, of the hidden cases that are computed, as far as there are such."""
-MOST_WORK = 5e8
-"""Elements, or operations, of a case that a CPU computes in a GPU's place, and of those that wrong
-results are tried on.
-"""
 MOST_EAGER_EPS = 1024.0
 """Most machine epsilons that `eager` may err by, of the result's dtype, the inputs' or TF32 where a
 GPU computes in it, whichever are coarser; and never more than `numerics.MOST_TORCH_ERROR`."""
@@ -70,8 +78,6 @@ told not to, and those of products where it is told to.
 BYTES_SLACK = 1.05
 FLOPS_FACTOR = 100.0
 """Largest factor between `flops` and what eager does: it is an estimate, of another algorithm."""
-SAME = {torch.float64: 1e-9, torch.float32: 1e-4}
-"""Relative differences that two orders of a reference's sums may make, by its dtype."""
 
 
 def main() -> None:
@@ -132,9 +138,9 @@ def check(
     began = time.perf_counter()
     call_wrapped_functions_directly()
     found = _check_undeclared(task, kind, device) if known is None else known
-    idle = _check_idle(task, kind)
+    idle = check_idle(task, kind)
     holes = (*found.holes, *found.excused)
-    excused = tuple(h for h in holes if _is_declared(task, h))
+    excused = tuple(h for h in holes if is_declared(task, h))
     return replace(
         found,
         holes=tuple(h for h in holes if h not in excused),
@@ -148,26 +154,28 @@ def _check_undeclared(task: Task, kind: Kind, device: torch.device) -> TaskCheck
     """Check all of a task but what it declares to have no effect: that is among the holes."""
     _check_allow(task)
     _check_experts(task)
-    bench, checked = _bench_cases(task, kind), _check_cases(task, kind)
+    bench, checked = timed_cases(task, kind), checked_cases(task, kind)
     for case in (*bench, *checked):
         _check_bytes(task, case)
     stands_in = kind == "gpu" and device.type == "cpu"
     most = MOST_WORK if stands_in else math.inf
     sampler = InputSampler(task, device, InputPolicy(pool=YARDSTICKS))
     checker = _CaseChecker(task, sampler, kind)
-    computed = [c for c in checked if _work(task, c) <= most]
+    computed = [c for c in checked if work_of(task, c) <= most]
     for case in computed:
         checker.check(case)
     checker.require_finite()
     checker.require_exact_reference()
-    checker.check_distributions([c for c in computed if _elements(task, c) <= MOST_WORK])
-    drawn = [c for c in bench if _elements(task, c) <= (MOST_WORK / 8 if stands_in else MOST_WORK)]
+    checker.check_distributions([c for c in computed if elements_of(task, c) <= MOST_WORK])
+    drawn = [
+        c for c in bench if elements_of(task, c) <= (MOST_WORK / 8 if stands_in else MOST_WORK)
+    ]
     checker.check_draws(drawn, computed)
     checker.check_nonfinite([c for c in computed if c.inputs == "nonfinite"])
     if device.type != "cpu":
         sampler = InputSampler(task, torch.device("cpu"), InputPolicy(pool=YARDSTICKS))
-    tried = [c for c in checked if _work(task, c) <= MOST_WORK]
-    wrong, holes = _find_holes(task, sampler, tried, checker.shown)
+    tried = [c for c in checked if work_of(task, c) <= MOST_WORK]
+    wrong, holes = find_holes(task, sampler, tried, checker.shown)
     windows, gaps = find_gaps(task, kind)
     return TaskCheck(
         kind=kind,
@@ -184,10 +192,6 @@ def _check_undeclared(task: Task, kind: Kind, device: torch.device) -> TaskCheck
 # -- task.toml -------------------------------------------------------------------------------------
 
 
-def _toml(task: Task, key: str, text: str) -> TaskError:
-    return TaskError(f"{task.folder / 'task.toml'}: {key}: {text}")
-
-
 def _check_allow(task: Task) -> None:
     """Make sure that torch has the operations that host code may call."""
     for entry in task.allow:
@@ -195,75 +199,30 @@ def _check_allow(task: Task) -> None:
         name, _, overload = bare.partition(".")
         schemas = torch._C._jit_get_schemas_for_operator(f"aten::{base_name(name)}")  # noqa: SLF001
         if not schemas:
-            raise _toml(task, "allow", f"torch has no operation {entry!r}: as in aten::mm")
+            raise toml_error(task, "allow", f"torch has no operation {entry!r}: as in aten::mm")
         if overload and overload not in {s.overload_name for s in schemas}:
             known = ", ".join(s.overload_name for s in schemas if s.overload_name)
-            raise _toml(task, "allow", f"{entry!r}: no such overload; there are {known}")
-
-
-def _hidden(task: Task, kind: Kind, which: Any) -> list[Case]:
-    """Hidden cases of some draws: of each distribution and dtype the one nearest `USUAL_WORK`."""
-    found: dict[tuple[str, str], Case] = {}
-
-    def distance(case: Case) -> float:
-        return abs(math.log(max(1.0, _work(task, case)) / USUAL_WORK))
-
-    for seed in range(SEEDS):
-        for case in draw_hidden(task, kind, which, seed):
-            build_case(task, case)
-            best = found.setdefault((case.inputs, case.dtype), case)
-            found[case.inputs, case.dtype] = min(best, case, key=distance)
-    return [
-        c.model_copy(update={"name": f"hidden_{which}_{i}_{c.inputs}"})
-        for i, c in enumerate(found.values())
-    ]
-
-
-def _check_cases(task: Task, kind: Kind) -> list[Case]:
-    return [*task.cases(kind).check, *_hidden(task, kind, "check")]
-
-
-def _bench_cases(task: Task, kind: Kind) -> list[Case]:
-    return [*task.cases(kind).bench, *_hidden(task, kind, "bench")]
-
-
-def _sizes(task: Task, case: Case) -> Iterator[tuple[int, int, bool, bool]]:
-    """Sizes of each tensor: elements, bytes, whether it is read, whether it is written."""
-    spec = build_case(task, case)
-    for tensor in spec.tensors:
-        count = math.prod(tensor.shape)
-        yield count, count * ITEMSIZE[tensor.dtype], True, tensor.name in task.mutates
-    for tensor in spec.results:
-        count = math.prod(tensor.shape)
-        yield count, count * ITEMSIZE[tensor.dtype], False, True
-
-
-def _elements(task: Task, case: Case) -> int:
-    return sum(count for count, *_ in _sizes(task, case))
-
-
-def _work(task: Task, case: Case) -> float:
-    return max(_elements(task, case), task.flop_count(case))
+            raise toml_error(task, "allow", f"{entry!r}: no such overload; there are {known}")
 
 
 def _check_bytes(task: Task, case: Case) -> None:
     """Hold `bytes` and `written` against the sizes of the tensors."""
-    read = sum(n for _, n, is_read, _ in _sizes(task, case) if is_read)
-    written = sum(n for _, n, _, is_written in _sizes(task, case) if is_written)
+    read = sum(n for _, n, is_read, _ in sizes_of(task, case) if is_read)
+    written = sum(n for _, n, _, is_written in sizes_of(task, case) if is_written)
     if not read + written:
         return
     # An argument may be read or written in part, and so may a result with `valid`.
-    results = sum(n for _, n, is_read, _ in _sizes(task, case) if not is_read)
+    results = sum(n for _, n, is_read, _ in sizes_of(task, case) if not is_read)
     least = 0 if any(r.valid for r in task.results) else results
     if task.min_bytes(case) * BYTES_SLACK < least:
         text = f"{task.bytes!r} is {task.min_bytes(case):g}, and the results alone have {least:g}"
-        raise _toml(task, "bytes", f"case {case.name}: {text}")
+        raise toml_error(task, "bytes", f"case {case.name}: {text}")
     for key, value, most in (
         ("bytes", task.min_bytes(case), read + written),
         ("written", task.min_written(case), min(written, task.min_bytes(case))),
     ):
         if value > BYTES_SLACK * most or (key == "bytes" and value == 0):
-            raise _toml(
+            raise toml_error(
                 task,
                 key,
                 f"case {case.name}: {task.bytes if key == 'bytes' else task.written!r} is "
@@ -417,7 +376,7 @@ class _CaseChecker:
             two = self.sampler.fresh(case.model_copy(update={field: value}), 1).tensors
         except TaskError:
             return True
-        return any(not _same_bits(tensor, two[name]) for name, tensor in one.items())
+        return any(not same_bits(tensor, two[name]) for name, tensor in one.items())
 
     def check_draws(self, bench: Iterable[Case], checked: Iterable[Case]) -> None:
         """Make sure that inputs depend on the generator: in all benchmark cases, whose executions
@@ -459,7 +418,7 @@ class _CaseChecker:
     def _changed_by(self, input_set: InputSet, seed: int) -> list[str]:
         """Names of the inputs that are others with a seed. One draw is held beside these."""
         other = self.sampler.fresh(input_set.case, seed).tensors
-        return [n for n, tensor in input_set.tensors.items() if not _same_bits(tensor, other[n])]
+        return [n for n, tensor in input_set.tensors.items() if not same_bits(tensor, other[n])]
 
     def _call(
         self, which: str, input_set: InputSet, before: Mapping[str, torch.Tensor]
@@ -467,7 +426,7 @@ class _CaseChecker:
         """Results of a function, which must leave its inputs as they were."""
         results = self.sampler.call(which, input_set)
         for name, tensor in input_set.tensors.items():
-            if not _same_bits(tensor, before[name]):
+            if not same_bits(tensor, before[name]):
                 text = f"overwrites its input {name}: work on a copy"
                 raise self._error(which, input_set.case, text)
         return results
@@ -487,8 +446,8 @@ class _CaseChecker:
             else:
                 changes = [
                     wrong
-                    for i, wrong in _changes(self.task, case)
-                    if _can_change(results[i], wrong[1], self.task.compared[i].row_dims)
+                    for i, wrong in changes_of(self.task, case)
+                    if can_change(results[i], wrong[1], self.task.compared[i].row_dims)
                 ]
                 self.shown[case.name] = [*changes, *recorder.found]
                 return
@@ -562,7 +521,7 @@ class _CaseChecker:
 
     def _check_flops(self, case: Case, products: float, elements: float) -> None:
         """Hold `flops` against the products and elements that eager computes."""
-        flops, done = self.task.flop_count(case), products + elements + _elements(self.task, case)
+        flops, done = self.task.flop_count(case), products + elements + elements_of(self.task, case)
         if flops > FLOPS_FACTOR * done:
             done_text = f"eager does about {done:g}"
         elif self.task.matrix and flops * FLOPS_FACTOR < products:
@@ -570,7 +529,7 @@ class _CaseChecker:
         else:
             return
         text = f"case {case.name}: {self.task.flops!r} is {flops:g}, and {done_text}"
-        raise _toml(self.task, "flops", text)
+        raise toml_error(self.task, "flops", text)
 
     def _error(self, function: str, case: Case, text: str) -> TaskError:
         file = self.task.folder / "reference.py"
@@ -586,284 +545,6 @@ def _has_nonfinite(tensor: torch.Tensor) -> bool:
 def _finite(tensor: torch.Tensor) -> torch.Tensor:
     """Find the elements that are finite; torch itself cannot among 8-bit numbers."""
     return torch.isfinite(tensor.float() if tensor.dtype.itemsize == 1 else tensor)
-
-
-def _same_bits(one: torch.Tensor, two: torch.Tensor) -> bool:
-    """Whether two tensors hold the same bytes: NaN equals NaN, and 0 is not -0."""
-    pair = [t.contiguous().reshape(-1).view(torch.uint8) for t in (one, two) if t.numel()]
-    return len(pair) < 2 or bool(torch.equal(*pair))
-
-
-# -- wrong results ---------------------------------------------------------------------------------
-
-Wrong = Omission | tuple[str, str]
-"""A wrong result: of a reference without an operation, or of a change to the result of a name."""
-_ZEROS, _SCALED, _MOVED = "zeros", "1.01 times the result", "rows in another order"
-_COARSE = "1.25 times the result"
-"""Change for results of 8 bits, where 1.01 times a number mostly is the number."""
-_FACTORS = {_SCALED: 1.01, _COARSE: 1.25}
-_KEPT = "the argument as it was"
-_FAULTS = {
-    _ZEROS: ("zeros pass", "every case's result is about zero"),
-    _KEPT: ("the argument as it was passes", "no case's inputs need the write"),
-}
-"""Wrong results that no task may let pass: in words, and what else than the tolerance may be the
-reason.
-"""
-
-
-@dataclass
-class _Seen:
-    """Evidence of the check cases against a wrong result so far."""
-
-    found: bool = False
-    largest: float = 0.0  # difference from the reference, over what sums in another order explain
-
-
-_PASSES = "passes every check case"
-
-
-def _is_declared(task: Task, hole: str) -> bool:
-    """Whether a hole is an operation that the task declares to have no effect."""
-    words = hole.partition(": ")[2].removesuffix(f" {_PASSES}")
-    return hole.startswith("reference.py:") and words in {e.operation for e in task.without_effect}
-
-
-def _find_holes(
-    task: Task,
-    sampler: InputSampler,
-    cases: Sequence[Case],
-    shown: Mapping[str, Sequence[Wrong]],
-) -> tuple[int, list[str]]:
-    """Hold wrong results against the task's tolerance, the smallest cases first.
-
-    Args:
-        task: The task.
-        sampler: Of inputs on the CPU.
-        cases: Cases to try them on.
-        shown: By case, wrong results that it can show, as far as they are known. Where all of them
-            have failed it is not computed again.
-
-    Returns:
-        The number of wrong results, and a line for each that passes every case.
-
-    Raises:
-        TaskError: Zeros pass, or a written argument as it was before.
-    """
-    seen: dict[Wrong, _Seen] = {}
-    ran: Counter[Wrong | tuple[object, ...]] = (
-        Counter()
-    )  # cases with an operation; with an omission
-    for case in sorted(cases, key=lambda c: _work(task, c)):
-        known = shown.get(case.name)
-        if known is not None and all(w in seen and seen[w].found for w in known):
-            _count(ran, [w for w in known if isinstance(w, Omission)])
-            continue
-        input_set = sampler.fresh(case, 1)
-        for wrong, results in _wrong_results(task, sampler, input_set, seen, ran):
-            _compare(task, sampler, input_set, results, seen.setdefault(wrong, _Seen()))
-    holes = []
-    for wrong, so_far in seen.items():
-        if so_far.found:
-            continue
-        if isinstance(wrong, Omission):
-            # Of no more than rounding, it is the same operation: a maximum that is subtracted
-            # before exponentials, where float64 does not overflow.
-            # Of nothing, and where shapes allow for it in some cases only, it does nothing there: a
-            # mean of one column, the product that an einsum over one row is.
-            rare = so_far.largest == 0 and ran[wrong] < ran[wrong.call_id]
-            if not rare and not 0 < so_far.largest <= 1:
-                holes.append(f"{wrong} {_PASSES}")
-            continue
-        name, change = wrong
-        key = f"results.{name}" if name in {r.name for r in task.results} else f"arguments.{name}"
-        if change in _FAULTS:
-            passes, reason = _FAULTS[change]
-            raise _toml(
-                task,
-                key,
-                f"{passes} every check case ({len(cases)}): k and floor allow for too much, or "
-                f"{reason}",
-            )
-        holes.append(f"task.toml: {key}: {change} {_PASSES}")
-    return len(seen), holes
-
-
-def _count(ran: Counter[Wrong | tuple[object, ...]], omissions: Collection[Omission]) -> None:
-    """Count a case with operations, by omission and by call."""
-    ran.update(list(omissions))
-    ran.update({o.call_id for o in omissions})
-
-
-def _check_idle(task: Task, kind: Kind) -> tuple[str, ...]:
-    """Hold the operations that are declared to change nothing against all cases.
-
-    Returns:
-        A line for each place of each, with the reason that task.toml gives.
-
-    Raises:
-        TaskError: One is none of the reference's, or changes a result.
-    """
-    if not task.without_effect:
-        return ()
-    file = task.folder / "reference.py"
-    found: dict[Omission, None] = {}  # calls with the same words are different ones
-    seen: dict[str, None] = {}
-    declared = {e.operation: e.reason for e in task.without_effect}
-    sampler = InputSampler(task, torch.device("cpu"), InputPolicy(pool=YARDSTICKS))
-    cases = [c for c in _check_cases(task, kind) if _work(task, c) <= MOST_WORK]
-    cases += [c for c in _bench_cases(task, kind) if _work(task, c) <= MOST_WORK / 8]
-    for case in sorted(cases, key=lambda c: _work(task, c)):
-        input_set = sampler.fresh(case, 1)
-        with OmissionRecorder(file) as recorder:
-            expected = sampler.call("reference", input_set)
-        seen |= {o.words: None for o in recorder.found}
-        for omission in recorder.found:
-            if omission.words not in declared:
-                continue
-            found[omission] = None
-            try:
-                with Omitter(file, omission, recorder.known):
-                    results = sampler.call("reference", input_set)
-            except TaskError:
-                results = ()
-            if not (results and all(map(_same_values, results, expected))):
-                text = f"{omission} changes the results of case {case.name}: remove it there"
-                raise _toml(task, "without_effect", text)
-    other: Kind = "cpu" if kind == "gpu" else "gpu"
-    for case in task.cases(other).check:  # a flag of theirs may decide that it runs
-        if declared.keys() <= seen.keys():
-            break
-        if _work(task, case) <= MOST_WORK:
-            with OmissionRecorder(file) as recorder:
-                sampler.call("reference", sampler.fresh(case, 1))
-            seen |= {o.words: None for o in recorder.found}
-    for words in declared:
-        if words not in seen:
-            near = difflib.get_close_matches(words, seen, 3, 0.0)
-            text = f"no case runs {words!r}; there are {'; '.join(map(repr, near))}"
-            raise _toml(task, "without_effect", text)
-    return tuple(f"{o}: {declared[o.words]}" for o in found)
-
-
-def _same_values(one: torch.Tensor, two: torch.Tensor) -> bool:
-    """Whether two tensors hold equal numbers: NaN equals NaN, and 0 is -0."""
-    return bool(torch.equal(one, two) or ((one == two) | (one.isnan() & two.isnan())).all())
-
-
-def _wrong_results(
-    task: Task,
-    sampler: InputSampler,
-    input_set: InputSet,
-    seen: Mapping[Wrong, _Seen],
-    ran: Counter[Wrong | tuple[object, ...]],
-) -> Iterator[tuple[Wrong, tuple[torch.Tensor, ...] | None]]:
-    """Wrong results that no case has shown yet; None where the reference fails without that."""
-
-    def open_(wrong: Wrong) -> bool:
-        return wrong not in seen or not seen[wrong].found
-
-    changes = [(i, w) for i, w in _changes(task, input_set.case) if open_(w)]
-    expected = sampler.expected(input_set) if changes else ()
-    for i, (name, change) in changes:
-        value = (
-            input_set.tensors[name].to(expected[i].dtype)
-            if change == _KEPT
-            else _changed(expected[i], change, task.compared[i].row_dims)
-        )
-        if value is not None:
-            yield (name, change), (*expected[:i], value, *expected[i + 1 :])
-    file = task.folder / "reference.py"
-    with OmissionRecorder(file) as recorder:
-        sampler.call("reference", input_set)
-    _count(ran, recorder.found)
-    for omission in recorder.found:
-        if not open_(omission):
-            continue
-        try:
-            with Omitter(file, omission, recorder.known):
-                results = sampler.call("reference", input_set)
-        except TaskError:
-            yield omission, None
-        else:
-            yield omission, results
-
-
-def _changes(task: Task, case: Case) -> Iterator[tuple[int, tuple[str, str]]]:
-    """Changes to each result, with its number: wrong results, where `_changed` has some."""
-    for i, result in enumerate(task.compared):
-        small = dtype_of(task.dtype(result.dtype, case)).itemsize == 1
-        kept = [_KEPT] if i >= len(task.results) else []
-        for change in (_ZEROS, _COARSE if small else _SCALED, _MOVED, *kept):
-            yield i, (result.name, change)
-
-
-def _can_change(ref: torch.Tensor, change: str, row_dims: int) -> bool:
-    """Whether `_changed` has a wrong result."""
-    if change in _FACTORS:
-        return ref.dtype.is_floating_point
-    return change != _MOVED or (_rows(ref, row_dims) > 1 and ref.numel() > 0)
-
-
-def _rows(ref: torch.Tensor, row_dims: int) -> int:
-    return math.prod(ref.shape[: ref.dim() - row_dims]) if row_dims else 1
-
-
-def _changed(ref: torch.Tensor, change: str, row_dims: int) -> torch.Tensor | None:
-    """A wrong result; None if there is no such."""
-    if not _can_change(ref, change, row_dims):
-        return None
-    if change == _ZEROS:
-        return torch.zeros_like(ref)
-    if change in _FACTORS:
-        return ref * _FACTORS[change]
-    return ref.reshape(_rows(ref, row_dims), -1).roll(1, 0).reshape(ref.shape)
-
-
-def _compare(
-    task: Task,
-    sampler: InputSampler,
-    input_set: InputSet,
-    results: tuple[torch.Tensor, ...] | None,
-    seen: _Seen,
-) -> None:
-    """Hold a wrong result against the reference, as a candidate's is."""
-    if results is None:
-        seen.found = True
-        return
-    case = input_set.case
-    if task.accept:
-        dtypes = [dtype_of(task.dtype(r.dtype, case)) for r in task.compared]
-        own = [r.to(d) for r, d in zip(results, dtypes, strict=True)]
-        try:
-            accepted, _ = sampler.accepted(input_set, own)
-        except NotAcceptable:
-            seen.found = True
-            return
-        # In the declared dtype only where the rule changed something: rounding is no difference.
-        results = tuple(
-            wide if _same_bits(taken, mine) else taken
-            for wide, mine, taken in zip(results, own, accepted, strict=True)
-        )
-    parts, expected = sampler.valid_parts(input_set, results, sampler.expected(input_set))
-    for result, wrong, ref, yardstick in zip(
-        task.compared,
-        parts,
-        expected,
-        sampler.torch_errors(input_set),
-        strict=True,
-    ):
-        if _same_bits(wrong, ref):  # the other caches of a model's step
-            continue
-        out = wrong.to(dtype_of(task.dtype(result.dtype, case)))
-        errors = numerics.measure_errors(out, ref, result.row_dims)
-        limit = numerics.allowed(yardstick, result, out.dtype)
-        if not numerics.share(errors, limit) <= 1:
-            seen.found = True
-            return
-        exact = numerics.measure_errors(wrong, ref, result.row_dims)
-        difference = max(exact.row, exact.element) / SAME.get(ref.dtype, 1.0)
-        seen.largest = max(seen.largest, difference, sys.float_info.min)
 
 
 if __name__ == "__main__":
