@@ -2,6 +2,7 @@
 built. g++, NVRTC and Triton for real; no GPU is needed.
 """
 
+import ctypes
 import os
 import platform
 import re
@@ -45,6 +46,21 @@ def test_no_library_makes_the_stacks_of_its_caller_executable():
     headers = [struct.unpack_from("<II", binary, first + i * size) for i in range(count)]
     (flags,) = [flags for kind, flags in headers if kind == PT_GNU_STACK]
     assert not flags & 1
+
+
+def test_libraries_of_one_process_do_not_share_their_inline_variables(tmp_path):
+    """A case's library or another operator's may have others of the same names."""
+    source = """
+        inline float table[2] = {FACTOR, FACTOR};
+        template <class T> T& counter() { static T made = FACTOR; return made; }
+        extern "C" void k(float* x) { x[0] = table[0]; x[1] = counter<float>(); }
+    """
+    for factor in (1, 2):
+        library = tmp_path / f"{factor}.so"
+        library.write_bytes(compile_cpp("k", source, defines={"FACTOR": factor}))
+        found = (ctypes.c_float * 2)()
+        ctypes.CDLL(str(library)).k(found)
+        assert list(found) == [factor, factor]
 
 
 def test_who_wants_fast_math_is_told_what_has_it_without_the_harm():
