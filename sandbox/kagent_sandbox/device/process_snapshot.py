@@ -7,8 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-_OF_PROCESS = {"SigIgn": "signals that are ignored", "SigCgt": "signals that have a handler"}
-_OF_THREAD = {"SigBlk": "signals that a thread blocks", "Cpus_allowed": "cores of a thread"}
+_OF_PROCESS = {
+    "SigIgn": "signals that are ignored",
+    "SigCgt": "signals that have a handler",
+    "Umask": "rights that new files do not get (umask)",
+    "THP_enabled": "whether there are huge pages",
+}
+_OF_THREAD = {
+    "Name": "name of a thread",
+    "SigBlk": "signals that a thread blocks",
+    "Cpus_allowed": "cores of a thread",
+}
 _SIGNAL_SETS = ("SigIgn", "SigCgt", "SigBlk")
 _MOST_NAMES = 6  # of signals
 

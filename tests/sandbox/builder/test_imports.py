@@ -51,9 +51,11 @@ def test_the_languages_own_libraries_are_fine():
             "if (cblas_sgemm) cblas_sgemm();",
             "cblas_sgemm",
         ),
+        ("#include <malloc.h>", "mallopt(M_MMAP_THRESHOLD, 1 << 30);", "mallopt"),
+        ("", "srand(1);", "srand"),
     ],
 )
-def test_ways_to_torch_and_python_are_named(declared, used, named):
+def test_ways_to_torch_python_and_the_callers_allocator_are_named(declared, used, named):
     what = forbidden_import(compiled(declared, used))
     assert what is not None
     assert what.startswith(named)

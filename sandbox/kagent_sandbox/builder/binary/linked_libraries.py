@@ -21,6 +21,8 @@ _LIBRARIES = re.compile(
     r"(libc|libm|libgomp|libstdc\+\+|libgcc_s|libmvec|libpthread|libdl|librt|ld-linux[\w-]*)\.so[.\d]*"
 )
 _LOADER = re.compile(r"dl(open|mopen|sym|vsym)$|__libc_dl")
+_UNREADABLE = re.compile(r"(mallopt|srand(om|48)?|initstate|setstate|lcong48|seed48)$")
+"""Setters of what a process has once, and nobody can read: no look at it afterwards finds them."""
 _FOREIGN = re.compile(
     r"_?Py[A-Z_]|_ZN?K?(2at|3c10|5torch|6caffe2)|aoti_|(cblas|mkl|LAPACKE|dnnl|openblas)_|[sdcz]gemm_?$"
 )
@@ -37,6 +39,8 @@ def forbidden_import(binary: bytes) -> str | None:
         name = symbol.partition("@")[0]
         if _LOADER.match(name):
             return f"{name}, which finds other libraries' functions"
+        if _UNREADABLE.match(name):
+            return f"{name}, which changes its caller's memory allocator or random numbers"
         if _FOREIGN.match(name):
             return f"{name}, which is not a kernel's own work"
     for name in _needed(elf):

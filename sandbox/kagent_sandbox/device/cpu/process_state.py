@@ -11,6 +11,7 @@ import ctypes.util
 import functools
 import os
 import platform
+import resource
 import signal
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,7 @@ _STACK_T_BYTES = 24
 _SIGNALS = sorted({*range(1, 65)} - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, 32, 33})
 _ROUNDING = ("to nearest", "downwards", "upwards", "towards zero")
 _PROT_READ, _PROT_WRITE = 1, 2
+_LIMITS = sorted({n for name, n in vars(resource).items() if name.startswith("RLIMIT_")})
 _LC_ALL = 6
 
 
@@ -99,7 +101,8 @@ def differences(before: State, after: State) -> list[str]:
     return found
 
 
-_Controls: TypeAlias = Sequence[tuple[int, int]]
+_Controls: TypeAlias = Sequence[tuple[int, int, int]]
+"""By thread: the control words of the x87 and of SSE, and the x87's registers in use."""
 
 
 def _state() -> State:
@@ -114,12 +117,15 @@ def _state() -> State:
         "the locale": _locale(),
         "the working directory": os.getcwd(),
         "the environment": _environment(),
+        "the limits of resources": [resource.getrlimit(n) for n in _LIMITS],
+        "the handler of std::terminate or of std::new": _handlers_of_cpp(),
     }
     gomp = _gomp()
     if gomp is not None:
         state["OpenMP's number of threads"] = int(gomp.omp_get_max_threads())
         state["OpenMP's dynamic adjustment of threads"] = int(gomp.omp_get_dynamic())
         state["OpenMP's number of nested levels"] = int(gomp.omp_get_max_active_levels())
+        state["OpenMP's schedule"] = _schedule(gomp)
     return state
 
 
@@ -134,14 +140,18 @@ def _controls() -> _Controls:
     return [_control(), *sorted(found)]
 
 
-def _control() -> tuple[int, int]:
-    """This thread's control words (on x86 of the x87 and of SSE), without the exceptions so far."""
+def _control() -> tuple[int, int, int]:
+    """This thread's control words (on x86 of the x87 and of SSE), without the exceptions so far.
+
+    The third is the x87's word of tags: a function returns with all of these registers empty. MMX
+    takes them, and gives them back by `emms` alone.
+    """
     state = ctypes.create_string_buffer(_FENV_BYTES)
     _libm().fegetenv(state)
     if _X86:
-        x87, mxcsr = struct.unpack_from("H26xI", state.raw)
-        return x87, mxcsr & ~0x3F
-    return 0, struct.unpack_from("I", state.raw)[0]
+        x87, tags, mxcsr = struct.unpack_from("H6xH18xI", state.raw)
+        return x87, mxcsr & ~0x3F, tags
+    return 0, struct.unpack_from("I", state.raw)[0], 0
 
 
 def _floating_point(before: _Controls, after: _Controls) -> list[str]:
@@ -150,7 +160,7 @@ def _floating_point(before: _Controls, after: _Controls) -> list[str]:
         return [f"OpenMP has {len(after) - 1} threads, and had {len(before) - 1}"]
     pairs = [(a, b) for a, b in zip(before, after, strict=True) if a != b]
     found: dict[str, None] = {}
-    for (x87, word), (x87_now, word_now) in pairs:
+    for (x87, word, tags), (x87_now, word_now, tags_now) in pairs:
         shift, subnormals, traps = (13, 0x8040, 0x1F80) if _X86 else (22, 1 << 24, 0x9F00)
         rounding, rounding_now = (_rounding(w, shift) for w in (word, word_now))
         if rounding != rounding_now:
@@ -161,6 +171,8 @@ def _floating_point(before: _Controls, after: _Controls) -> list[str]:
             found["which floating-point exceptions trap is not as it was"] = None
         if x87 != x87_now:
             found["the x87's control word (rounding, precision, traps) is not as it was"] = None
+        if tags != tags_now:
+            found["registers of the x87 are in use (MMX without emms?): long double is NaN"] = None
     return list(found) or ["the floating-point environment is not as it was"]
 
 
@@ -177,6 +189,26 @@ def _handler(number: int) -> bytes:
     if int.from_bytes(handler, "little") in (signal.SIG_DFL, signal.SIG_IGN):
         return handler  # nothing runs with the mask
     return handler + mask + flags  # the C library leaves anything in the rest of its mask
+
+
+def _handlers_of_cpp() -> tuple[int | None, ...]:
+    """Addresses of the functions that C++ calls where it gives up, or lacks memory."""
+    try:
+        cpp = ctypes.CDLL("libstdc++.so.6")
+    except OSError:
+        return ()
+    getters = (cpp._ZSt13get_terminatev, cpp._ZSt15get_new_handlerv)  # noqa: SLF001 - mangled names
+    for getter in getters:
+        getter.restype = ctypes.c_void_p
+    return tuple(getter() for getter in getters)
+
+
+def _schedule(gomp: ctypes.CDLL) -> str:
+    """The schedule of loops that leave it to the caller, as OMP_SCHEDULE has it: kind and chunk."""
+    kind, chunk = ctypes.c_uint(), ctypes.c_int()
+    gomp.omp_get_schedule(ctypes.byref(kind), ctypes.byref(chunk))
+    names = {1: "static", 2: "dynamic", 3: "guided", 4: "auto"}
+    return f"{names.get(kind.value & 0xFF, kind.value)},{chunk.value}"
 
 
 def _locale() -> str:
