@@ -107,18 +107,43 @@ def _executed(runner: Runner, request: bytes) -> bytes:
 def _start_caller(runner: Runner, asked: int) -> None:
     """Start a thread that executes plans, too, and has threads of torch's and OpenMP's own: their
     pools belong to whoever begins a parallel region.
+
+    There are fewer of OpenMP's than the first caller has, whatever a kernel asks for.
     """
     ready = threading.Event()
 
     def answer() -> None:
-        start_threads()
         ready.set()
         with torch.inference_mode():
             while len(request := os.read(asked, MOST_BYTES)) >= TOKEN_BYTES:
                 os.write(asked, _executed(runner, request))
 
-    threading.Thread(target=answer, daemon=True).start()
+    threading.Thread(target=_with_fewer_threads, args=(answer,), daemon=True).start()
     ready.wait()
+
+
+def _with_fewer_threads(function: Callable[[], object]) -> None:
+    """Start threads, one less of OpenMP's than there would be, and call a function that has these.
+
+    `omp_get_max_threads` says so, and a `num_threads` clause gets no more: the limit on threads of
+    a team is OpenMP's own. Where there is one thread alone, or no g++, nothing is different.
+    """
+    try:
+        gomp = ctypes.CDLL("libgomp.so.1")
+        teams = gomp.GOMP_teams_reg  # GCC 9
+    except (OSError, AttributeError):
+        start_threads()
+        function()
+        return
+    fewer = max(1, int(gomp.omp_get_max_threads()) - 1)
+
+    def limited(_: object) -> None:
+        start_threads()
+        gomp.omp_set_num_threads(fewer)  # torch's first operation in a thread sets it, too
+        function()
+
+    callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(limited)
+    teams(callback, None, ctypes.c_uint(1), ctypes.c_uint(fewer), ctypes.c_uint(0))
 
 
 def _answer(runner: Runner, channel: Channel) -> None:

@@ -5,6 +5,9 @@ data loaders and servers have threads. Memory that calls share, such as a static
 written by one while another reads it. So two threads of a launcher call a plan at once, on memory
 and inputs of their own. What they compute is held against what the plan computes alone, and where
 that differs, against the reference.
+
+The second thread gets fewer threads of OpenMP than the first. Those of a program are others than
+those of this machine, and a kernel that counts on a number of them leaves rows out.
 """
 
 from __future__ import annotations
@@ -49,6 +52,13 @@ _MOST_BUSY = 128  # such calls
 _ADVICE = (
     "Calls share memory: a static or global buffer, most likely. Allocate workspaces with "
     "torch.empty in the host function and pass them to the kernel"
+)
+
+_TOGETHER = "wrong when two threads call it at once, each with memory of its own"
+_FEWER_THREADS = "wrong when OpenMP gives it fewer threads than this machine has"
+_THREADS_ADVICE = (
+    "Divide the work by omp_get_num_threads(), asked inside of the parallel region, or by "
+    "`omp for`: a caller may have any number of threads"
 )
 
 
@@ -115,7 +125,8 @@ class TwoCallers:
         second = self.sampler.draw(case, other_than=first)
         # The places alternate: neighbours in memory are of different callers.
         callers = [
-            self._alone(draw, placements[side::_SIDES]) for side, draw in enumerate((first, second))
+            self._alone(side, draw, placements[side::_SIDES])
+            for side, draw in enumerate((first, second))
         ]
         busy = self._busy_calls(callers[0])
         began = time.perf_counter()
@@ -128,18 +139,43 @@ class TwoCallers:
         for p in placements:
             self.host.forget(p.key)
 
-    def _alone(self, draw: InputSet, placements: Sequence[PlanPlacement]) -> _Caller:
-        """A caller, once its plan has run alone."""
-        self.host.stop()
-        for place in placements:
-            place.write(draw.tensors, self.sampler.stale(draw.case))
+    def _alone(self, side: int, draw: InputSet, placements: Sequence[PlanPlacement]) -> _Caller:
+        """A caller, once its plan has run alone.
+
+        Raises:
+            CandidateRejected: It is wrong, with the threads of OpenMP that this caller has.
+            LaunchFailed: It fails.
+        """
         busy, places = (
             (placements[0], placements[1:]) if len(placements) > 1 else (None, placements)
         )
-        with self.budget.spend(draw.case.name):
-            self.host.run(places[0].key, limit_s=bounded(RUN_LIMIT_S))
         self.host.stop()
-        return _Caller(draw, busy, places, [t.clone() for t in places[0].outputs()])
+        for place in placements:
+            place.write(draw.tensors, self.sampler.stale(draw.case))
+        keys: list[list[str]] = [[], []]
+        keys[side] = [places[0].key]
+        with self.budget.spend(draw.case.name):
+            self.host.execute_together(keys, limit_s=bounded(RUN_LIMIT_S))
+        self.host.stop()
+        alone = [t.clone() for t in places[0].outputs()]
+        if side > 0:
+            self._refuse_wrong(alone, draw, _FEWER_THREADS, _THREADS_ADVICE)
+        return _Caller(draw, busy, places, alone)
+
+    def _refuse_wrong(
+        self, found: Sequence[torch.Tensor], draw: InputSet, when: str, advice: str
+    ) -> None:
+        """Make sure that results are right.
+
+        Raises:
+            CandidateRejected: They are not.
+        """
+        try:
+            Checker(self.task, self.sampler).compare(list(found), draw, self.budget.stage)
+        except CandidateRejected as e:
+            text = f"{when}: {e.verdict.message}. {advice}"
+            verdict = Rejected(self.budget.stage, e.verdict.status, text, draw.case.name)
+            raise CandidateRejected(verdict) from e
 
     def _busy_calls(self, caller: _Caller) -> int:
         """Number of calls that keep a caller busy for `_BUSY_S`."""
@@ -175,16 +211,6 @@ class TwoCallers:
             text = f"when two threads call it at once: {e}. {_ADVICE}"
             raise CandidateRejected(Rejected(self.budget.stage, e.status, text, case.name)) from e
         self.host.stop()
-        checker = Checker(self.task, self.sampler)
         for caller in callers:
             for found in caller.different():
-                try:
-                    checker.compare(found, caller.draw, self.budget.stage)
-                except CandidateRejected as e:
-                    text = (
-                        "wrong when two threads call it at once, each with memory of its own: "
-                        f"{e.verdict.message}. {_ADVICE}"
-                    )
-                    status = e.verdict.status
-                    verdict = Rejected(self.budget.stage, status, text, case.name)
-                    raise CandidateRejected(verdict) from e
+                self._refuse_wrong(found, caller.draw, _TOGETHER, _ADVICE)

@@ -1,5 +1,6 @@
 """Native code that computes what it should, and is a bad guest in its caller's process."""
 
+import os
 import platform
 import re
 
@@ -18,10 +19,15 @@ HEADER = """
 #include <csignal>
 #include <cstdint>
 #include <cstdlib>
+#include <exception>
 #include <fcntl.h>
+#include <new>
 #include <omp.h>
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 """
 KERNEL = (
@@ -82,6 +88,12 @@ BAD = {
         " sched_setaffinity(0, sizeof c, &c);",
         "cores of a thread",
     ),
+    "rights": ("umask(0);", "umask"),
+    "name": ('prctl(PR_SET_NAME, "kernel");', "name of a thread: kernel"),
+    "limit": ("rlimit none = {}; setrlimit(RLIMIT_CORE, &none);", "limits of resources"),
+    "schedule": ("omp_set_schedule(omp_sched_guided, 7);", "schedule is guided,7, and was"),
+    "terminate": ("std::set_terminate(abort);", "handler of std::terminate"),
+    "new": ("std::set_new_handler(abort);", "handler of std::terminate or of std::new"),
     "leak": ("void* volatile kept = malloc(1 << 16);", "calls keep memory"),
     "small leak": ("void* volatile kept = malloc(24);", "calls keep memory"),
     "mapped leak": (
@@ -118,6 +130,20 @@ def test_subnormal_numbers_stay_what_they_are_in_all_threads(judge, source):
     assert found.status is Status.POLICY
     assert "a call leaves" in found.message
     assert "subnormal" in found.message
+
+
+@x86
+@pytest.mark.parametrize(
+    "leaves", ['asm volatile("pxor %%mm0, %%mm0" ::: "mm0");', 'asm volatile("fld1");']
+)
+def test_the_registers_of_the_x87_are_given_back(judge, leaves):
+    """`long double` of a caller is NaN else."""
+    found = check(judge, kernel(leaves))
+    assert isinstance(found, Rejected), found
+    assert found.status is Status.POLICY
+    assert "registers of the x87 are in use" in found.message
+    restored = check(judge, kernel('asm volatile("pxor %%mm0, %%mm0\\n emms" ::: "mm0");'))
+    assert not isinstance(restored, Rejected), restored
 
 
 @x86
@@ -244,6 +270,58 @@ def test_a_timed_plan_is_called_by_two_threads_too(judge):
     assert isinstance(found, Rejected), found
     assert (found.stage, found.status) == (Stage.MEASURE, Status.INCORRECT_NUMERICAL)
     assert "two threads call it at once" in found.message
+
+
+BY_THREAD = (
+    HEADER
+    + """
+%(before)s
+extern "C" void scale(const float* x, float* y, int64_t rows, int64_t cols, int64_t step) {
+  %(outside)s
+#pragma omp parallel %(clause)s
+  for (int64_t i = omp_get_thread_num(); i < rows; i += %(count)s)
+    for (int64_t j = 0; j < cols; ++j) y[i * cols + j] = 2.0f * x[i * step + j];
+}
+"""
+)
+NUMBERS_OF_THREADS = {
+    "of this machine": {"count": str(len(os.sched_getaffinity(0)))},
+    "when it is loaded": {
+        "before": "static const int count = omp_get_max_threads();",
+        "count": "count",
+    },
+    "of the clause": {"clause": "num_threads(2)", "count": "2"},
+}
+RIGHT_NUMBERS_OF_THREADS = {
+    "of the team": {"count": "omp_get_num_threads()"},
+    "of the caller": {
+        "outside": "const int count = omp_get_max_threads();",
+        "clause": "num_threads(count)",
+        "count": "count",
+    },
+    "at most two": {"clause": "num_threads(2)", "count": "omp_get_num_threads()"},
+}
+
+
+def by_thread(parts):
+    return BY_THREAD % {"before": "", "outside": "", "clause": "", **parts}
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) != 2, reason="written for two cores")
+@pytest.mark.parametrize("name", NUMBERS_OF_THREADS)
+def test_a_kernel_that_counts_on_a_number_of_threads_is_wrong(judge, name):
+    found = check(judge, by_thread(NUMBERS_OF_THREADS[name]))
+    assert isinstance(found, Rejected), found
+    assert (found.stage, found.status) == (Stage.CHECK, Status.INCORRECT_NUMERICAL)
+    assert "fewer threads" in found.message
+    assert "omp_get_num_threads" in found.message
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) != 2, reason="written for two cores")
+@pytest.mark.parametrize("name", RIGHT_NUMBERS_OF_THREADS)
+def test_a_kernel_that_asks_for_the_number_of_threads_passes(judge, name):
+    found = check(judge, by_thread(RIGHT_NUMBERS_OF_THREADS[name]))
+    assert not isinstance(found, Rejected), found
 
 
 def test_memory_that_code_takes_itself_is_in_peak_memory(judge):
