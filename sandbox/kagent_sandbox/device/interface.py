@@ -203,6 +203,13 @@ class GuestHost(Launcher, Protocol):
         it, and all others writable.
         """
 
+    def unload(self) -> None:
+        """Unload the guest's libraries, whose destructors run. No plan may be prepared.
+
+        Raises:
+            LaunchFailed: The process did not survive that.
+        """
+
     def repeat(self, key: str, count: int, *, limit_s: float) -> None:
         """Execute a prepared plan some times in a row."""
 

@@ -10,6 +10,7 @@ judge's to observe.
 
 from __future__ import annotations
 
+import _ctypes
 import contextlib
 import ctypes
 import functools
@@ -231,10 +232,24 @@ class Runner:
             number = cast("int", request["number"])
             self._keep(number, None)
             self._ranges.pop(number, None)
+        elif verb == "unload":
+            self._unload()
         elif verb == "house":
             self._state.perform(request, self.memory.data_ptr(), self.memory.numel())
         else:
             raise PlanError(f"unknown request {verb!r}")
+
+    def _unload(self) -> None:
+        """Unload all libraries: their destructors run, as at the end of a process.
+
+        Raises:
+            PlanError: A plan that launches from them is still prepared.
+        """
+        if self._plans:
+            raise PlanError("plans are prepared: forget them first")
+        for library in self._libraries.values():
+            _ctypes.dlclose(library._handle)  # noqa: SLF001 - ctypes has no other name
+        self._libraries.clear()
 
     def _keep(self, number: int, steps: list[Step] | None) -> None:
         """Take a plan's steps, or drop them."""

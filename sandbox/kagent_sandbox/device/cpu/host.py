@@ -15,6 +15,7 @@ from kagent_sandbox.device.cpu.launcher import CpuLauncher
 from kagent_sandbox.device.cpu.process_state import ProcessStateChanged
 from kagent_sandbox.device.interface import LaunchFailed
 from kagent_sandbox.device.process_snapshot import ProcessSnapshot, Status
+from kagent_sandbox.device.time_limits import bounded
 
 _ASK_S = 10.0
 _SAID = f"{ProcessStateChanged.__name__}: "
@@ -62,6 +63,14 @@ class CpuHost(CpuLauncher):
         """Make whole pages of the arena read-only to it, and all others writable."""
         pages = [list(r) for r in ranges]
         self._ask({"do": "house", "what": "lend", "ranges": pages}, (), _ASK_S)
+
+    def unload(self) -> None:
+        """Unload the guest's libraries. No plan may be prepared.
+
+        Raises:
+            LaunchFailed: The process did not survive that.
+        """
+        self._ask({"do": "unload"}, (), bounded(_ASK_S))
 
     def _told(self, what: str) -> str:
         """Return the process's answer to a question about itself."""

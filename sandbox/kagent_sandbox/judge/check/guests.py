@@ -6,7 +6,7 @@ files or OpenMP's settings. It may not write its inputs, not even to put them ba
 keep no memory. Every check case runs once more in a launcher of its own: first with its inputs in
 pages that cannot be written, then many times in a row. So do the timed plans of who may be
 promoted, since host code and kernels choose by shape. Two threads then call the plan at once
-(`two_callers`).
+(`two_callers`). At last the libraries are unloaded, so that destructors run while somebody looks.
 """
 
 from __future__ import annotations
@@ -99,6 +99,7 @@ def refuse_bad_guests(
             for case in cases:
                 if case.name in native:
                     visit.case(case, plans[case.name], layouts[case.name], sampler)
+            visit.end()
         except LaunchFailed as e:
             raise CandidateRejected(Rejected(budget.stage, e.status, str(e), visit.at)) from e
         except PlanError as e:
@@ -170,6 +171,18 @@ class _Visit:
         TwoCallers(self.task, sampler, self.host, self.arena, self.budget).call(case, plan)
         self.host.stop()
         self._others_bytes = self.host.asked_bytes() - own_bytes
+
+    def end(self) -> None:
+        """Have its libraries unloaded, as they are when their caller ends."""
+        try:
+            self.host.unload()
+        except LaunchFailed as e:
+            text = (
+                f"when its library is unloaded, as at the end of its caller: {e}. A destructor "
+                "does it, of the library or of a static object"
+            )
+            raise self._out(e.status, text) from e
+        self._refuse_changes("unloading its library")
 
     def _place(self, case: Case, plan: Plan, layout: Layout) -> PlanPlacement:
         specs, mutates = build_case(self.task, case).tensors, self.task.mutates

@@ -169,6 +169,33 @@ def test_a_timed_plan_is_a_guest_too(judge):
     assert not isinstance(passed, Rejected), passed
 
 
+ON_UNLOAD = "__attribute__((destructor)) static void on_unload() { %s }"
+STATIC_OBJECT = "static struct Kept { char* room = new char[8]; ~Kept() { %s } } kept;"
+
+
+@pytest.mark.parametrize(
+    ("before", "says"),
+    [
+        (ON_UNLOAD % "abort();", "SIGABRT"),
+        (ON_UNLOAD % "_exit(3);", "unloaded"),
+        (STATIC_OBJECT % "delete[] room; delete[] room;", "SIGABRT"),
+        (ON_UNLOAD % "fesetround(FE_UPWARD);", "rounding mode is upwards"),
+    ],
+)
+def test_what_a_destructor_does_is_seen(judge, before, says):
+    """Its caller's process would end that way, long after the last call."""
+    found = check(judge, kernel(before=before))
+    assert isinstance(found, Rejected), found
+    assert found.stage is Stage.CHECK
+    assert "unload" in found.message
+    assert says in found.message
+
+
+def test_a_destructor_that_frees_what_it_owns_passes(judge):
+    found = check(judge, kernel(before=STATIC_OBJECT % "delete[] room;"))
+    assert not isinstance(found, Rejected), found
+
+
 RESTORES = BODY % (
     "float* in = const_cast<float*>(x) + i * step + j; const float was = *(volatile float*)in;"
     " *(volatile float*)in = 2 * was; y[i * cols + j] = *in; *(volatile float*)in = was;"
