@@ -204,7 +204,8 @@ class GuestHost(Launcher, Protocol):
         """
 
     def unload(self) -> None:
-        """Unload the guest's libraries, whose destructors run. No plan may be prepared.
+        """End all callers but the first and unload the guest's libraries: destructors of both run.
+        No plan may be prepared.
 
         Raises:
             LaunchFailed: The process did not survive that.

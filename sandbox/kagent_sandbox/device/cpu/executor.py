@@ -17,6 +17,7 @@ import functools
 import gc
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,8 +78,7 @@ def serve(context: Context) -> None:
     memory = map_arena(fd, os.fstat(fd).st_size)
     start_threads()
     runner = Runner(memory, context.tmp, functools.partial(populate, memory))
-    for socket in second:
-        _start_caller(runner, socket)
+    runner.second = [_start_caller(runner, socket) for socket in second]
     forbid_new_threads()
     refuse_descriptors()
     gc.collect()
@@ -105,9 +105,9 @@ def _executed(runner: Runner, request: bytes) -> bytes:
     return answer
 
 
-def _start_caller(runner: Runner, asked: int) -> None:
+def _start_caller(runner: Runner, asked: int) -> int:
     """Start a thread that executes plans, too, and has threads of torch's and OpenMP's own: their
-    pools belong to whoever begins a parallel region.
+    pools belong to whoever begins a parallel region. Its number, as the kernel has it.
 
     There are fewer of OpenMP's than the first caller has, whatever a kernel asks for.
     """
@@ -119,8 +119,10 @@ def _start_caller(runner: Runner, asked: int) -> None:
             while len(request := os.read(asked, MOST_BYTES)) >= TOKEN_BYTES:
                 os.write(asked, _executed(runner, request))
 
-    threading.Thread(target=_with_fewer_threads, args=(answer,), daemon=True).start()
+    thread = threading.Thread(target=_with_fewer_threads, args=(answer,), daemon=True)
+    thread.start()
     ready.wait()
+    return thread.native_id or 0
 
 
 def _with_fewer_threads(function: Callable[[], object]) -> None:
@@ -202,6 +204,8 @@ class Runner:
     _libraries: dict[str, ctypes.CDLL] = field(default_factory=dict)
     _state: ProcessState = field(default_factory=ProcessState)
     _loop: NativeLoop | None = None
+    second: Sequence[int] = ()
+    """Threads of the other callers."""
 
     def answer(self, asked: int) -> bytes:
         """Answer requests on a socket until one needs Python: that one; empty at the end."""
@@ -240,13 +244,17 @@ class Runner:
             raise PlanError(f"unknown request {verb!r}")
 
     def _unload(self) -> None:
-        """Unload all libraries: their destructors run, as at the end of a process.
+        """Unload all libraries: their destructors run, as at the end of a process. The other
+        callers, which have been told to end, have ended before, and destructors of what is theirs
+        alone have run.
 
         Raises:
             PlanError: A plan that launches from them is still prepared.
         """
         if self._plans:
             raise PlanError("plans are prepared: forget them first")
+        while any(os.path.exists(f"/proc/self/task/{thread}") for thread in self.second):
+            time.sleep(1e-3)
         for library in self._libraries.values():
             _ctypes.dlclose(library._handle)  # noqa: SLF001 - ctypes has no other name
         self._libraries.clear()

@@ -11,6 +11,7 @@ import contextlib
 import os
 from collections.abc import Sequence
 
+from kagent_sandbox.device.cpu.execution_request import LOOK
 from kagent_sandbox.device.cpu.launcher import CpuLauncher
 from kagent_sandbox.device.cpu.process_state import ProcessStateChanged
 from kagent_sandbox.device.interface import LaunchFailed
@@ -65,11 +66,14 @@ class CpuHost(CpuLauncher):
         self._ask({"do": "house", "what": "lend", "ranges": pages}, (), _ASK_S)
 
     def unload(self) -> None:
-        """Unload the guest's libraries. No plan may be prepared.
+        """End all callers but the first, then unload the guest's libraries. No plan may be
+        prepared.
 
         Raises:
             LaunchFailed: The process did not survive that.
         """
+        for line in self._lines[1:]:
+            self._put(LOOK, line)
         self._ask({"do": "unload"}, (), bounded(_ASK_S))
 
     def _told(self, what: str) -> str:

@@ -134,7 +134,7 @@ def _controls() -> _Controls:
     gomp = _gomp()
     if gomp is None:
         return [_control()]
-    found: list[tuple[int, int]] = []
+    found: list[tuple[int, int, int]] = []
     callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: found.append(_control()))
     gomp.GOMP_parallel(callback, None, ctypes.c_uint(0), ctypes.c_uint(0))
     return [_control(), *sorted(found)]

@@ -11,6 +11,7 @@ promoted, since host code and kernels choose by shape. Two threads then call the
 
 from __future__ import annotations
 
+import dataclasses
 import mmap
 import time
 from dataclasses import dataclass, field
@@ -173,16 +174,17 @@ class _Visit:
         self._others_bytes = self.host.asked_bytes() - own_bytes
 
     def end(self) -> None:
-        """Have its libraries unloaded, as they are when their caller ends."""
+        """Have a caller end and the libraries unloaded, as when a program ends."""
         try:
             self.host.unload()
         except LaunchFailed as e:
             text = (
-                f"when its library is unloaded, as at the end of its caller: {e}. A destructor "
-                "does it, of the library or of a static object"
+                "when a thread that called it ends and its library is unloaded, as at the end of "
+                f"its caller: {e}. A destructor does it, of the library, or of a static object or "
+                "one of the thread"
             )
             raise self._out(e.status, text) from e
-        self._refuse_changes("unloading its library")
+        self._refuse_changes("unloading its library", ended=True)
 
     def _place(self, case: Case, plan: Plan, layout: Layout) -> PlanPlacement:
         specs, mutates = build_case(self.task, case).tensors, self.task.mutates
@@ -192,14 +194,19 @@ class _Visit:
         self.host.stop()
         return self.host.seen()
 
-    def _refuse_changes(self, by: str) -> None:
-        """Make sure that the host is as it was.
+    def _refuse_changes(self, by: str, *, ended: bool = False) -> None:
+        """Make sure that the host is as it was; threads may have `ended`.
 
         Raises:
             CandidateRejected: It is not.
         """
         assert self._before is not None, "begin first"
-        found = differences(self._before, self._look())
+        after = self._look()
+        before = self._before
+        if ended:
+            left = {n: s for n, s in before.threads.items() if n in after.threads}
+            before = dataclasses.replace(before, threads=left)
+        found = differences(before, after)
         if said := self.host.changes():
             found.append(said)
         if found:

@@ -55,7 +55,7 @@ _ADVICE = (
 )
 
 _TOGETHER = "wrong when two threads call it at once, each with memory of its own"
-_FEWER_THREADS = "wrong when OpenMP gives it fewer threads than this machine has"
+_FEWER_THREADS = "wrong in a second thread, which has fewer threads of OpenMP than this machine"
 _THREADS_ADVICE = (
     "Divide the work by omp_get_num_threads(), asked inside of the parallel region, or by "
     "`omp for`: a caller may have any number of threads"

@@ -171,6 +171,10 @@ def test_a_timed_plan_is_a_guest_too(judge):
 
 ON_UNLOAD = "__attribute__((destructor)) static void on_unload() { %s }"
 STATIC_OBJECT = "static struct Kept { char* room = new char[8]; ~Kept() { %s } } kept;"
+OF_THREAD = (
+    "struct Own { char* room = new char[8]; ~Own() { %s } };"
+    " static void touch() { static thread_local Own own; own.room[0] = 1; }"
+)
 
 
 @pytest.mark.parametrize(
@@ -180,11 +184,13 @@ STATIC_OBJECT = "static struct Kept { char* room = new char[8]; ~Kept() { %s } }
         (ON_UNLOAD % "_exit(3);", "unloaded"),
         (STATIC_OBJECT % "delete[] room; delete[] room;", "SIGABRT"),
         (ON_UNLOAD % "fesetround(FE_UPWARD);", "rounding mode is upwards"),
+        (OF_THREAD % "abort();", "SIGABRT"),
+        (OF_THREAD % "for (;;) {}", "a thread that called it ends"),
     ],
 )
 def test_what_a_destructor_does_is_seen(judge, before, says):
     """Its caller's process would end that way, long after the last call."""
-    found = check(judge, kernel(before=before))
+    found = check(judge, kernel("touch();" if "touch" in before else "", before))
     assert isinstance(found, Rejected), found
     assert found.stage is Stage.CHECK
     assert "unload" in found.message
@@ -192,8 +198,9 @@ def test_what_a_destructor_does_is_seen(judge, before, says):
 
 
 def test_a_destructor_that_frees_what_it_owns_passes(judge):
-    found = check(judge, kernel(before=STATIC_OBJECT % "delete[] room;"))
-    assert not isinstance(found, Rejected), found
+    for in_call, before in (("", STATIC_OBJECT), ("touch();", OF_THREAD)):
+        found = check(judge, kernel(in_call, before % "delete[] room;"))
+        assert not isinstance(found, Rejected), found
 
 
 RESTORES = BODY % (
