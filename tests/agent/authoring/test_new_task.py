@@ -300,6 +300,34 @@ def test_arguments_that_are_written_are_found(tmp_path, in_process):
 
 
 @pytest.mark.nightly
+def averaged(shadow, given, decay=0.9):
+    """A moving average of several tensors, in place."""
+    torch._foreach_mul_(shadow, decay)
+    torch._foreach_add_(shadow, given, alpha=1 - decay)
+    return shadow
+
+
+def test_lists_of_tensors_that_are_written_are_found():
+    tensors = torch.randn(2, 96, 64), torch.randn(2, 64)
+    found = traced(averaged, [a[0] for a in tensors], [a[1] for a in tensors])
+    assert [r.name for r in found.compared] == ["shadow_0", "shadow_1"]
+    assert found.work(found.dims) == 2 * (96 * 64 + 64)
+    shadow, given = ([a[i].clone() for a in tensors] for i in (0, 1))
+    scope = {}
+    exec(written(found), scope)
+    named = dict(zip(("shadow_0", "shadow_1", "given_0", "given_1"), shadow + given, strict=True))
+    results = scope["reference"](**named)
+    for mine, s, g in zip(results, shadow, given, strict=True):
+        torch.testing.assert_close(mine, 0.9 * s.double() + 0.1 * g.double())
+
+
+def test_a_copy_of_a_list_that_is_written_stays_a_copy():
+    found = traced(lambda x: torch._foreach_mul_([x + 0, x * 1], 2.0) or x + 1, torch.randn(9, 8))
+    assert found.written == ()
+    copied = traced(lambda a, b: torch._foreach_add([a, b], 1.0)[0] * b, *torch.randn(2, 9, 8))
+    assert copied.work(copied.dims) == 3 * 9 * 8
+
+
 def test_a_task_from_python(tmp_path, in_process, monkeypatch):
     monkeypatch.setattr(new_task, "write_seeds", lambda *_, **__: [])
     made = kagent.Task.of(

@@ -45,7 +45,9 @@ def is_written(node: Node) -> bool:
             return view and is_written(user)
         given = zip(target._schema.arguments, user.args, strict=False)  # noqa: SLF001 - as below
         return any(
-            a is node and p.alias_info is not None and p.alias_info.is_write for p, a in given
+            node in (a if isinstance(a, list | tuple) else [a])
+            for p, a in given
+            if p.alias_info is not None and p.alias_info.is_write
         )
 
     return any(map(writes_it, node.users))

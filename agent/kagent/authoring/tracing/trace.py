@@ -39,6 +39,7 @@ from torch.utils.flop_counter import flop_registry
 from kagent.authoring.errors import AuthoringError
 from kagent.authoring.tracing.dropout import LEFT_OUT, WithoutDropout
 from kagent.authoring.tracing.graph import BY_INDEX, is_written, quiet
+from kagent.authoring.tracing.list_writes import CountedListWrites, lists_written
 from kagent.authoring.tracing.operation import Operation
 from kagent.authoring.tracing.recurrent import OneOperation, unrolled_never
 
@@ -300,7 +301,7 @@ def run(
         AuthoringError: There are neither.
     """
     versions = [t._version for t in tensors]  # noqa: SLF001 - the one way to see a write
-    with WithoutDropout():
+    with WithoutDropout(), CountedListWrites():
         value = operation.call(*tensors)
     written = [i for i, t in enumerate(tensors) if t._version != versions[i]]  # noqa: SLF001
     results = [
@@ -334,10 +335,14 @@ class _Costs(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.products = self.products + count(*args, **(kwargs or {}), out_val=out)
         elif not (func.is_view or func.overloadpacket.__name__ in _NO_WORK):
             results = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
-            if results:  # else it is a question, such as that for a tensor's device
+            lists = list(lists_written(func, args, kwargs or {}))
+            if results or lists:  # else it is a question, such as that for a tensor's device
                 # A reduction computes on what it reads.
                 tensors = [*results, *(t for t in args if isinstance(t, torch.Tensor))]
-                self.elements = self.elements + max((t.numel() for t in tensors), key=_hint)
+                counts = [t.numel() for t in tensors] + [sum(t.numel() for t in lists)]
+                if isinstance(out, list):  # an operation on lists
+                    counts.append(sum(t.numel() for t in results))
+                self.elements = self.elements + max(counts, key=_hint)
         return out
 
 
