@@ -302,6 +302,35 @@ def test_numbers_that_point_into_a_dimension_do_so_at_all_sizes(function, inputs
     assert all(evaluate(c, room.trace.dims) for c in draft.constraints)
 
 
+class Rotated(nn.Module):
+    """Has a cosine for each position of a sequence, and space for more of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("cos", torch.randn(512, 16))
+
+    def forward(self, q, positions):
+        return q * self.cos[positions].unsqueeze(1)
+
+
+@pytest.mark.parametrize(
+    ("positions", "constraint"),
+    [
+        (lambda: torch.arange(96).expand(2, 96).contiguous(), "H <= M"),
+        (lambda: (torch.arange(96) + 7)[None].int().repeat(2, 1), "H <= M - 7"),
+    ],
+    ids=["from 0", "from 7"],
+)
+def test_positions_are_no_more_than_the_table_that_they_point_into_has(positions, constraint):
+    """Hidden cases of positions beyond it ended `kagent new` with the task's own IndexError."""
+    operation = make_operation(Rotated, lambda: (torch.randn(2, 3, 96, 16), positions()))
+    room, draft = new_task._tried_rooms(new_task.find_rooms(operation, None), lambda _: None)
+    assert room.trace.dims == {"H": 96, "W": 16, "M": 512}
+    assert draft.constraints == (constraint,)
+    for case in (*draft.cpu.check, *draft.cpu.bench, *draft.gpu.check):
+        assert evaluate(constraint, case.sizes)
+
+
 def test_a_dimension_in_which_no_case_can_be_computed_stays_as_in_the_example():
     """Places that only the example's own values point to."""
     places = torch.tensor([3, 700, 7, 11, 13, 17, 19, 700, 29, 31])

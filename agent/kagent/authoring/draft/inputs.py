@@ -13,7 +13,13 @@ import torch
 
 from kagent.authoring.draft.code import CodeWriter
 from kagent.authoring.draft.draft import TaskDraft
-from kagent.authoring.draft.pointers import OwnBounds, Pointing, needed_sizes, pointing_lines
+from kagent.authoring.draft.pointers import (
+    OwnBounds,
+    Pointing,
+    needed_places,
+    needed_sizes,
+    pointing_lines,
+)
 from kagent.authoring.draft.source_lines import broken, escaped, quoted
 from kagent.authoring.tracing.drawing import Drawing
 from kagent.authoring.tracing.operation import Example
@@ -214,14 +220,14 @@ def draw_example(draft: TaskDraft, i: int, sizes: Mapping[str, int]) -> torch.Te
 
 def constraints_of_draws(draft: TaskDraft) -> tuple[str, ...]:
     """Formulas that hold where the arguments can be drawn: of so many places that are distinct
-    there must be as many.
+    there must be as many, and so must there be of those that follow each other.
     """
-    found = []
+    found: list[str] = []
     for i in draft.trace.used:
         example, (size, *_) = draft.trace.operation.examples[i], (*draft.trace.shapes[i], 1)
         formula = needed_sizes(draft, example, _high(draft, example, int(_end_of(example))), size)
-        if formula is not None and any(c.isalpha() for c in formula):
-            found.append(formula)
+        formulas = [*([] if formula is None else [formula]), *needed_places(draft, i)]
+        found += [f for f in formulas if any(c.isalpha() for c in f)]
     return tuple(dict.fromkeys(found))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch.fx import GraphModule, Node
@@ -17,6 +17,8 @@ from kagent.authoring.tracing.operation import Example
 
 Order: TypeAlias = Literal["distinct", "rising", "sorted"]
 _INDEXED = BY_INDEX | {"take"}
+_COPIES = frozenset({"clone", "to", "_to_copy", "contiguous", "reshape", "repeat", "flatten"})
+"""Operations beside views that keep numbers."""
 _LEAST = 8
 """Elements and sizes below which numbers are alike by chance."""
 _BY_CHANCE = math.log(0.003)
@@ -45,6 +47,20 @@ class Pointing(Drawing):
 
 
 @dataclass(frozen=True, slots=True)
+class Counting(Drawing):
+    """A distribution of places that follow each other along one of their own dimensions, as the
+    positions of tokens do: there are no more of them than what they point into has.
+
+    Attributes:
+        first: The first number.
+        axis: The dimension.
+    """
+
+    first: int = 0
+    axis: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class OwnBounds(Drawing):
     """A distribution of whole numbers whose bounds are a dimension's size by chance alone."""
 
@@ -55,7 +71,7 @@ def with_own_bounds(draft: TaskDraft) -> tuple[Example, ...]:
     for i in draft.trace.used:
         d = examples[i].drawing
         whole = not examples[i].dtype.is_floating_point
-        if whole and d.kind in ("integers", "code") and not isinstance(d, Pointing):
+        if whole and d.kind in ("integers", "code") and not isinstance(d, Pointing | Counting):
             own = OwnBounds(d.kind, d.a, d.b, d.graph, d.node)
             examples[i] = replace(examples[i], drawing=own)
     return tuple(examples)
@@ -84,10 +100,10 @@ def _is_rounded(node: Node) -> bool:
 
 
 def with_pointers(draft: TaskDraft) -> tuple[Example, ...]:
-    """The operation's tensors, with those as `Pointing` whose values say so."""
+    """The operation's tensors, with those as `Pointing` or `Counting` whose values say so."""
     examples = list(draft.trace.operation.examples)
     for i in draft.trace.used:
-        found = _pointing(draft, i)
+        found = _pointing(draft, i) or _counting(examples[i])
         if found is not None:
             examples[i] = replace(examples[i], drawing=found)
     return tuple(examples)
@@ -164,6 +180,67 @@ def needed_sizes(draft: TaskDraft, example: Example, high: str, size: int | str)
         end, closed = _end(draft, example, drawing)
         most = f"{end} + 1" if closed else end
     return f"{size} <= {most}"
+
+
+def needed_places(draft: TaskDraft, i: int) -> list[str]:
+    """Formulas that hold where what the i-th tensor points into has a place for each of its
+    numbers, which follow each other.
+    """
+    drawing = draft.trace.operation.examples[i].drawing
+    if not isinstance(drawing, Counting):
+        return []
+    size = draft.trace.shapes[i][drawing.axis]
+    before = f" - {drawing.first}" if drawing.first else ""
+    graph = draft.trace.graph.graph
+    place = [n for n in graph.nodes if n.op == "placeholder"][i]
+    found = []
+    for node in graph.nodes:
+        for table, axis in _pointed_into(node, place):
+            shape = table.meta["val"].shape
+            found.append(f"{size} <= {draft.trace.text(shape[axis])}{before}")
+    return list(dict.fromkeys(found))
+
+
+def _pointed_into(node: Node, place: Node) -> list[tuple[Node, int]]:
+    """What an operation reads by an index that is a tensor, and in which dimension of it."""
+    name, args = operation_name(node), node.args
+    found: list[tuple[Any, Any, Any]] = []  # the table, the dimension, the index
+    if name == "index":
+        found = [(args[0], d, each) for d, each in enumerate(args[1])]  # type: ignore[arg-type]
+    elif name == "embedding":
+        found = [(args[0], 0, args[1])]
+    elif name in ("gather", "index_select"):
+        found = [(args[0], args[1], args[2])]
+    return [(table, axis) for table, axis, index in found if _is_view_of(index, place)]
+
+
+def _is_view_of(node: Any, other: Node) -> bool:
+    """Whether a node has another's numbers: itself, its views and its copies."""
+    while isinstance(node, Node) and node is not other:
+        view = getattr(node.target, "is_view", False)
+        if not view and operation_name(node) not in _COPIES:
+            return False
+        node = node.args[0]
+    return node is other
+
+
+def _counting(example: Example) -> Counting | None:
+    drawing, dtype = example.drawing, example.dtype
+    whole = not dtype.is_floating_point and not dtype.is_complex and dtype != torch.bool
+    if drawing.kind not in ("code", "counted") or not whole:
+        return None
+    values = _values(drawing, example.shape[-1])
+    if values is None or not 0 < values.numel() == math.prod(example.shape):
+        return None
+    values = values.reshape(example.shape)
+    first = int(values.min())
+    for axis, size in enumerate(example.shape):
+        counted = torch.arange(first, first + size).reshape(-1, *[1] * (values.dim() - axis - 1))
+        if size >= _LEAST and first >= 0 and bool((values == counted).all()):
+            return Counting(
+                drawing.kind, drawing.a, drawing.b, drawing.graph, drawing.node, first, axis
+            )
+    return None
 
 
 def _end(draft: TaskDraft, example: Example, drawing: Pointing) -> tuple[str, bool]:
