@@ -437,7 +437,7 @@ def make_draft(room: Room) -> TaskDraft:
         small = small if found.fits(small) else dict(first.sizes)
         first = replace(first, sizes=small)
         rows = _row_kinds(draft, trials, first)
-        nonfinite = bool(rows) and not draft.matrix and _takes_nonfinite(trials, first)
+        nonfinite = bool(rows) and not draft.matrix and _takes_nonfinite(room, trials, first)
         draft = draft.with_(rows=rows, nonfinite=nonfinite)
     with written(draft) as folder:
         trials = Trials(draft, folder)
@@ -675,12 +675,22 @@ def _row_kinds(draft: TaskDraft, trials: Trials, first: DraftCase) -> tuple[str,
     return tuple(found)
 
 
-def _takes_nonfinite(trials: Trials, first: DraftCase) -> bool:
-    """Whether all is right at infinities and NaN, at each scale of hidden cases and in some draws:
-    an infinity may meet a number that is 0 in float32 and not in float64, and torch's own formula
-    may decide.
+def _takes_nonfinite(room: Room, trials: Trials, first: DraftCase) -> bool:
+    """Whether all is right at infinities and NaN, at each scale of hidden cases, in some draws, and
+    at other sizes: an infinity may meet a number that is 0 in float32 and not in float64, torch's
+    own formula may decide, and sizes may decide which formula that is, as in a Fourier transform.
     """
     scales, name = (1.0, *_SCALES), "rows_nonfinite"
+    broken = replace(first, inputs="nonfinite")
+    changed = [] if _is_large(room.trace, first.sizes) else [prime, below_power, above_power]
+    sizes = [s for how in changed if (s := room.changed(dict(first.sizes), how)) is not None]
+    if not all(
+        trials.agrees_decomposed(replace(broken, sizes=s), f"{name}_{i}", seed)
+        and not trials.case(replace(broken, sizes=s), f"{name}_{i}", seed).why
+        for i, s in enumerate(sizes)
+        for seed in range(1, NONFINITE_DRAWS + 1)
+    ):
+        return False
     return all(
         trials.agrees_at_infinities(replace(first, inputs="mixed", scale=scale), "infinities")
         for scale in scales

@@ -24,6 +24,7 @@ from kagent_sandbox.errors import TaskError, UserError
 from kagent_sandbox.judge.check import numerics
 from kagent_sandbox.judge.check.inputs import InputSampler, InputSet
 from torch._decomp import core_aten_decompositions
+from torch._dispatch.python import enable_python_dispatcher
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kagent.authoring.draft.draft import DraftCase, TaskDraft
@@ -275,7 +276,8 @@ class Trials:
         inputs = self._sampler.fresh(_case(case, name), seed)
         outputs = self._sampler.call("eager", inputs)
         try:
-            with Decomposed():
+            # Inductor traces with it: torch's resizing is decomposed before any mode sees it.
+            with enable_python_dispatcher(), Decomposed():
                 simpler = self._sampler.call("eager", inputs)
         except TaskError:  # what torch cannot decompose here
             return True

@@ -37,9 +37,9 @@ def lists_written(
     func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[torch.Tensor]:
     """Tensors of the lists that a call of a function of torch writes in place."""
-    packet = getattr(func, "overloadpacket", None)
+    packet: Any = getattr(func, "overloadpacket", None)
     packet = packet or getattr(torch.ops.aten, getattr(func, "__name__", ""), None)
-    if not isinstance(packet, torch._ops.OpOverloadPacket):  # noqa: SLF001 - torch's own name
+    if packet is None or not hasattr(packet, "overloads"):
         return
     schema = getattr(packet, packet.overloads()[0])._schema  # noqa: SLF001 - the same in all
     for i, parameter in enumerate(schema.arguments):
