@@ -633,6 +633,21 @@ def test_quotients_of_constants_and_of_a_kernels_numbers_are_rounded_down(name, 
             assert scope[name](number(a), number(b)) == expected, (a, b)
 
 
+def test_a_number_of_a_kernel_may_be_a_constant_in_a_cast_and_in_blocks():
+    """Triton makes a constant of a 1: a mean along a dimension of any size had no seed."""
+    text = "a = tl.broadcast_to(ks0, [X, R]).to(tl.float32)\nb = (ks0 + 1).to(tl.int32)\n"
+    text += "c = tl.broadcast_to(x, [X, R]) * tl.broadcast_to(eps, [X, R])\n"
+    text += "d = tl.broadcast_to(0.5, [X, R])"
+    tree = ast.parse(text)
+    triton._Casts({"ks0", "eps"}, {"ks0"}).visit(tree)
+    assert ast.unparse(ast.fix_missing_locations(tree)).splitlines() == [
+        "a = tl.broadcast_to(tl.cast(ks0, tl.int64), [X, R]).to(tl.float32)",
+        "b = tl.cast(ks0 + 1, tl.int32)",
+        "c = tl.broadcast_to(x, [X, R]) * tl.broadcast_to(eps, [X, R])",
+        "d = tl.broadcast_to(0.5, [X, R])",
+    ]
+
+
 def test_blocks_within_blocks_become_one():
     nested = "for (int64_t i = 0; i < n; ++i)\n{\n{\n{\ny[i] = 0;\n}\n}\n}"
     assert cpp._indented(nested) == "for (int64_t i = 0; i < n; ++i) {\n  y[i] = 0;\n}"

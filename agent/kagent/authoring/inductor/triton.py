@@ -289,10 +289,9 @@ class TritonFile:
 
     def _text(self, node: ast.FunctionDef, traced: Traced, signature: Mapping[str, str]) -> str:
         """A kernel's text, without Inductor's modules in it; what it needs of them is kept."""
-        numbers = {
-            name for name, kind in signature.items() if kind in ("i32", "i64", "fp32", "fp64")
-        }
-        _Casts(numbers).visit(node)
+        whole = {name for name, kind in signature.items() if kind in ("i32", "i64")}
+        floats = {name for name, kind in signature.items() if kind in ("fp32", "fp64")}
+        _Casts(whole | floats, whole).visit(node)
         _drop_unused(node)
         text = ast.unparse(ast.fix_missing_locations(node))
         short = {"bfloat16": "bf16", "float16": "fp16"}.get(traced.dtype)
@@ -594,20 +593,32 @@ def _is_text(statement: ast.stmt) -> bool:
 
 
 class _Casts(ast.NodeTransformer):
-    """`(ks0 + 1).to(t)` as `tl.cast(ks0 + 1, t)`: Triton makes a constant, without `to`, of a 1."""
+    """`(ks0 + 1).to(t)` as `tl.cast(ks0 + 1, t)`, and `tl.broadcast_to(ks0, blocks)` with a cast of
+    `ks0`: Triton makes a constant of a 1, without `to` and without a type.
+    """
 
-    def __init__(self, numbers: set[str]) -> None:
-        self._numbers = numbers
+    def __init__(self, numbers: set[str], whole: set[str]) -> None:
+        self._numbers, self._whole = numbers, whole
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
         function = node.func
-        if isinstance(function, ast.Attribute) and function.attr == "to":
-            names = names_in(function.value)
-            if names <= self._numbers:
-                cast: Any = ast.parse("tl.cast").body[0]
-                return ast.Call(cast.value, [function.value, *node.args], [])
+        if not isinstance(function, ast.Attribute):
+            return node
+        if function.attr == "to" and names_in(function.value) <= self._numbers:
+            return _cast(function.value, *node.args)
+        names = names_in(node.args[0]) if function.attr == "broadcast_to" else set()
+        if names and names <= self._whole:
+            node.args[0] = _cast(node.args[0], _expression("tl.int64"))
         return node
+
+
+def _cast(*arguments: ast.expr) -> ast.Call:
+    return ast.Call(_expression("tl.cast"), list(arguments), [])
+
+
+def _expression(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
 
 
 def _drop_unused(node: ast.FunctionDef) -> None:
