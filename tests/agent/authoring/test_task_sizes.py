@@ -239,6 +239,12 @@ def ignored_by_where():
     return torch.randn(256, 300), torch.where(torch.rand(256) < 0.15, -100, labels)
 
 
+def ignored_in_steps():
+    labels = torch.randint(0, 300, (256,))
+    labels[::7] = -100
+    return torch.randn(256, 300), labels
+
+
 def write_slots(cache, new, slots):
     cache[slots] = new
 
@@ -257,6 +263,7 @@ def segments_of_64(x, segment):
     [
         (F.cross_entropy, ignored_by_index, 2, ["torch.randint(0, N, [M]"]),
         (F.cross_entropy, ignored_by_where, 2, ["torch.randint(0, N, [M]"]),
+        (F.cross_entropy, ignored_in_steps, 2, ["torch.randint(0, N, [M]", "fill_", "(-100"]),
         (
             embedded_bags,
             lambda: (torch.randint(0, 500, (640,)), torch.arange(0, 640, 20), torch.randn(500, 16)),

@@ -12,7 +12,7 @@ from torch._subclasses import FakeTensor
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from kagent.authoring.tracing.graph import ancestors, quiet
+from kagent.authoring.tracing.graph import ancestors, is_written, quiet
 
 Kind: TypeAlias = Literal[
     "uniform", "normal", "integers", "chance", "lower", "upper", "counted", "code"
@@ -184,7 +184,7 @@ def recorded(function: Callable[[], object]) -> Any:
     except Exception:  # noqa: BLE001 - whatever fake tensors cannot do
         return observed(function())
     (output,) = (n for n in graph.graph.nodes if n.op == "output")
-    nodes = iter(pytree.tree_leaves(output.args[0]))
+    nodes = iter([_at_the_end(n, output) for n in pytree.tree_leaves(output.args[0])])
     leaves, spec = form
     found = [
         Drawn(tuple(x.shape), x.dtype, _of_node(graph, next(nodes)))
@@ -213,6 +213,16 @@ def by_values(drawing: Drawing) -> Drawing:
     distribution of the values that it gives.
     """
     return _look(drawn_by(drawing), parameter=False)
+
+
+def _at_the_end(node: Node, output: Node) -> Node:
+    """A node with the values that its result has in the end: it may be written through a view."""
+    if not is_written(node):
+        return node
+    with node.graph.inserting_before(output):
+        copy = node.graph.call_function(torch.ops.aten.clone.default, (node,))
+    copy.meta["val"] = node.meta["val"]
+    return copy
 
 
 def _of_node(graph: GraphModule, node: Node) -> Drawing:

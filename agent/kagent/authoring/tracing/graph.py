@@ -22,7 +22,7 @@ def operation_name(node: Node) -> str:
 
 
 def ancestors(node: Node) -> set[Node]:
-    """A node, what it needs, and what writes into that."""
+    """A node, what it needs, and what writes into that before it."""
     found: set[Node] = set()
     waiting = [node]
     while waiting:
@@ -31,26 +31,32 @@ def ancestors(node: Node) -> set[Node]:
             continue
         found.add(each)
         waiting += each.all_input_nodes
-        waiting += [u for u in each.users if u < node and _writes(u)]
+        waiting += [w for w in writers(each) if w < node]
     return found
 
 
 def is_written(node: Node) -> bool:
     """Whether an operation writes a node's result, or a view of it, in place."""
+    return any(True for _ in writers(node))
 
-    def writes_it(user: Node) -> bool:
+
+def writers(node: Node) -> Iterator[Node]:
+    """Operations that write a node's result, or a view of it, in place."""
+    for user in node.users:
         target: Any = user.target
-        if not _writes(user):
-            view = target is operator.getitem or getattr(target, "is_view", False)
-            return view and is_written(user)
-        given = zip(target._schema.arguments, user.args, strict=False)  # noqa: SLF001 - as below
-        return any(
-            node in (a if isinstance(a, list | tuple) else [a])
-            for p, a in given
-            if p.alias_info is not None and p.alias_info.is_write
-        )
+        if _writes(user):
+            given = {p.name: a for p, a in zip(target._schema.arguments, user.args, strict=False)}  # noqa: SLF001 - as below
+            given |= user.kwargs
+            into = [given.get(p.name) for p in target._schema.arguments if _is_write(p)]  # noqa: SLF001 - as below
+            if any(node in (a if isinstance(a, list | tuple) else [a]) for a in into):
+                yield user
+        elif target is operator.getitem or getattr(target, "is_view", False):
+            yield from writers(user)
 
-    return any(map(writes_it, node.users))
+
+def _is_write(parameter: Any) -> bool:
+    """Whether a parameter of an operation is written in place."""
+    return parameter.alias_info is not None and parameter.alias_info.is_write
 
 
 def _writes(node: Node) -> bool:
