@@ -258,9 +258,24 @@ def segments_of_64(x, segment):
     return torch.zeros(64, x.shape[1]).index_add_(0, segment, x)
 
 
+def scaled_codes(codes, zeros, x):
+    return (codes.to(x.dtype) - zeros) * x
+
+
+def codes_of_8_bits():
+    zeros = torch.randint(0, 16, (256, 16)).float()
+    return torch.randint(0, 256, (256, 16), dtype=torch.uint8), zeros, torch.randn(256, 16)
+
+
 @pytest.mark.parametrize(
     ("function", "inputs", "dims", "lines"),
     [
+        (
+            scaled_codes,  # bounds that equal a dimension by chance
+            codes_of_8_bits,
+            2,
+            ["torch.randint(0, 256, (M, N)", "torch.randint(0, 16, [M, N]"],
+        ),
         (F.cross_entropy, ignored_by_index, 2, ["torch.randint(0, N, [M]"]),
         (F.cross_entropy, ignored_by_where, 2, ["torch.randint(0, N, [M]"]),
         (F.cross_entropy, ignored_in_steps, 2, ["torch.randint(0, N, [M]", "fill_", "(-100"]),

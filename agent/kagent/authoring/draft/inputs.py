@@ -251,13 +251,20 @@ def _high(draft: TaskDraft, example: Example, high: int) -> str:
     """The end of a range of integers: a dimension, where it is one's size in the example, or one
     more, or a size that numbers drawn from it come near to.
     """
-    found = _dimension(draft, example, high)
-    if found is not None or isinstance(example.drawing, OwnBounds):
+    found = _dimension(draft, example, high) if _may_point(example) else None
+    if found is not None or isinstance(example.drawing, OwnBounds) or not _may_point(example):
         return found or str(high)
     near = [n for n, s in draft.trace.dims.items() if s >= high > 0.9 * s > 1]
     own = _own(draft, example)
     near = [n for n in near if n not in own] or near
     return near[0] if near else str(high)
+
+
+def _may_point(example: Example) -> bool:
+    """Whether numbers may be places of another tensor, which its size bounds: no codes of 8 bits
+    are, and no floating-point numbers, such as zero points of weights.
+    """
+    return not example.dtype.is_floating_point and example.dtype.itemsize > 1
 
 
 def _own(draft: TaskDraft, example: Example) -> Sequence[int | str]:
@@ -308,7 +315,7 @@ def _recorded(
         size=str,
         sizes=sizes,
         count=lambda n: str(by_value.get(n) or _dimension(draft, example, n) or n),
-        bound=lambda n: _dimension(draft, example, n) or str(n),
+        bound=lambda n: (_may_point(example) and _dimension(draft, example, n)) or str(n),
         device="device",
         dtype=str,
         generator="generator",
