@@ -1,5 +1,6 @@
 """Tasks made of PyTorch code: everything but the check's own process is real."""
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import kagent
@@ -300,6 +301,21 @@ def test_arguments_that_are_written_are_found(tmp_path, in_process):
 
 
 @pytest.mark.nightly
+@dataclass
+class Codes:
+    """What a user's function returns."""
+
+    codes: torch.Tensor
+    about: tuple
+
+
+def test_a_dataclass_of_tensors_is_a_result():
+    found = traced(lambda x: Codes(x * 2, (x.sum(-1), "words")), torch.randn(9, 8))
+    assert [r.shape for r in found.results] == [("M", "N"), ("M",)]
+    with pytest.raises(AuthoringError, match=r"it gives float, where a tensor was expected, or a"):
+        traced(lambda _: 1.5, torch.randn(9, 8))
+
+
 def averaged(shadow, given, decay=0.9):
     """A moving average of several tensors, in place."""
     torch._foreach_mul_(shadow, decay)

@@ -6,6 +6,7 @@ follow the dimensions, the shapes as formulas, the cost, and the operation's own
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -304,14 +305,26 @@ def run(
     with WithoutDropout(), CountedListWrites():
         value = operation.call(*tensors)
     written = [i for i, t in enumerate(tensors) if t._version != versions[i]]  # noqa: SLF001
-    results = [
-        x
-        for x in pytree.tree_leaves(value)
-        if isinstance(x, torch.Tensor) and not any(x is tensors[i] for i in written)
-    ]
+    results = [x for x in _tensors_in(value) if not any(x is tensors[i] for i in written)]
     if not results and not written:
-        raise AuthoringError("it returns no tensor, and writes none of its arguments")
+        kind = "None" if value is None else type(value).__name__
+        raise AuthoringError(
+            f"it returns no tensor, and writes none of its arguments: it gives {kind}, where a "
+            "tensor was expected, or a tuple, list, dict or dataclass of tensors"
+        )
     return results, written
+
+
+def _tensors_in(value: object) -> list[torch.Tensor]:
+    """The tensors of a result: also those in dataclasses, field by field."""
+    found: list[torch.Tensor] = []
+    for leaf in pytree.tree_leaves(value):
+        if isinstance(leaf, torch.Tensor):
+            found.append(leaf)
+        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            for each in dataclasses.fields(leaf):
+                found += _tensors_in(getattr(leaf, each.name))
+    return found
 
 
 class _Costs(TorchDispatchMode):  # type: ignore[no-untyped-call]
