@@ -240,7 +240,9 @@ def find_rooms(
         if isinstance(cause, TypeError) and "NoneType" in str(cause):  # the size of a symbol
             raise AuthoringError(
                 f"{operation.origin} does not run on symbolic tensors: a size depends on a tensor's"
-                " values, as torch.bincount's does: index_add_ into zeros of a given size does not"
+                " values, as in x[mask], torch.nonzero, torch.unique and torch.bincount: let "
+                "results have sizes that follow from the arguments', as torch.where(mask, x, 0) "
+                "and index_add_ into zeros do"
             ) from cause
         raise refusal or AuthoringError(
             "a size, a branch or a Python number depends on a tensor's values, as by .item(): pass "

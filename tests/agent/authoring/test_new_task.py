@@ -239,9 +239,11 @@ def test_what_cannot_be_a_task_is_said(function, expected):
         written(traced(function, torch.randn(8, 16)))
 
 
-def test_a_size_that_values_decide_is_said():
-    operation = make_operation(lambda i: torch.bincount(i, minlength=9), torch.arange(64) % 9)
-    with pytest.raises(AuthoringError, match=r"a size depends on a tensor's values, as torch.bin"):
+@pytest.mark.parametrize("function", [lambda i: torch.bincount(i, minlength=9), lambda i: i[i > 3]])
+def test_a_size_that_values_decide_is_said(function):
+    operation = make_operation(function, torch.arange(64) % 9)
+    expected = r"a size depends on a tensor's values, as in x\[mask\], .*: let "
+    with pytest.raises(AuthoringError, match=expected):
         next(find_rooms(operation))
 
 
