@@ -30,6 +30,31 @@ def test_shapes_are_formulas_and_equalities_are_kept():
     assert pooled.results[0].shape == ("B", "C", "((L - 1) // 2) + 1")
 
 
+def test_sizes_of_quotients_without_a_rest_are_dimensions():
+    """Models read the signature: heads in groups had `4 * (M // 4)` in it."""
+
+    def in_groups(q):
+        b, h, d = q.shape
+        return (q.view(b, 4, h // 4, d) * 2).reshape(b, h, d)
+
+    operation = make_operation(in_groups, torch.randn(3, 24, 8))
+    for axes in ([(0, 1)], [(0, 0), (0, 1), (0, 2)]):
+        found = trace_module.trace(operation, axes)
+        assert found.results[0].shape == found.shapes[0]
+    bags = traced(lambda i, w: F.embedding_bag(i, w), torch.zeros(12, 9).int(), torch.randn(50, 8))
+    assert bags.results[0].shape == ("M", "P")
+    halves = traced(lambda x: x[::2], torch.randn(15, 8))
+    assert halves.results[0].shape == ("(M + 1) // 2", "N")
+
+
+def test_what_is_read_by_index_costs_what_is_read():
+    """The cost of a few rows of a table was that of the whole table, of which none was left over
+    for a case.
+    """
+    found = traced(lambda table, i: table[i] + 1, torch.randn(5000, 8), torch.zeros(16).long())
+    assert found.work(found.dims) == 2 * 16 * 8
+
+
 def test_sizes_of_what_is_padded_vary():
     """torch's C++ code of padding asks for sizes as numbers."""
     found = traced(lambda x: x + F.pad(x, (0, 0, 1, 0))[:, :-1], torch.randn(8, 32, 16))

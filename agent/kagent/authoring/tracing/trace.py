@@ -34,6 +34,7 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._sympy.functions import FloorDiv, Mod
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils.flop_counter import flop_registry
 
@@ -350,8 +351,9 @@ class _Costs(TorchDispatchMode):  # type: ignore[no-untyped-call]
             results = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
             lists = list(lists_written(func, args, kwargs or {}))
             if results or lists:  # else it is a question, such as that for a tensor's device
-                # A reduction computes on what it reads.
-                tensors = [*results, *(t for t in args if isinstance(t, torch.Tensor))]
+                # A reduction computes on what it reads; by index, that is no whole table.
+                read = args[1:] if func.overloadpacket.__name__ in BY_INDEX else args
+                tensors = [*results, *(t for t in read if isinstance(t, torch.Tensor))]
                 counts = [t.numel() for t in tensors] + [sum(t.numel() for t in lists)]
                 if isinstance(out, list):  # an operation on lists
                     counts.append(sum(t.numel() for t in results))
@@ -472,7 +474,7 @@ def _described(
 ) -> TracedOperation:
     def expression(value: Any) -> sympy.Expr:
         node = getattr(value, "node", None)
-        return sympy.Integer(value) if node is None else env.simplify(node.expr)
+        return sympy.Integer(value) if node is None else _shorter(env.simplify(node.expr), env)
 
     sizes = [[expression(n) for n in f.shape] for f in fakes]
     symbols = {s: env.simplify(s) for s in env.backed_var_to_val if str(s).startswith("s")}
@@ -613,6 +615,24 @@ def _between_corners(expression: sympy.Expr, dims: Mapping[str, int]) -> str:
                 share = rest / math.prod(dims[str(n)] - 1 for n in large)
                 terms.append(" * ".join([f"{share:.6g}", *(f"({n} - 1)" for n in large)]))
     return " + ".join(terms) or "0"
+
+
+def _shorter(expression: sympy.Expr, env: ShapeEnv) -> sympy.Expr:
+    """An equal size without quotients that leave no rest, or a known one: of `4 * (M // 4)`, where
+    the function demands that it is M, and of `(M * N + N - 1) // N`.
+    """
+    demanded = {g.expr.lhs for g in env.guards if isinstance(g.expr, sympy.Eq) and not g.expr.rhs}
+    quotients = {}
+    for quotient in expression.atoms(FloorDiv):
+        a, b = quotient.args
+        rest = sympy.expand(a - b * sympy.expand(a).coeff(b)) if b.is_Symbol else None
+        if Mod(a, b) in demanded:
+            quotients[quotient] = a / b
+        elif rest in (0, b - 1):  # each size is 1 at least
+            quotients[quotient] = sympy.expand(a).coeff(b)
+        elif rest == -1:
+            quotients[quotient] = sympy.expand(a).coeff(b) - 1
+    return sympy.expand(expression.xreplace(quotients)) if quotients else expression
 
 
 class _Printer(PythonPrinter):
