@@ -253,6 +253,13 @@ def ragged():
     return torch.randn(int(ends[-1])), ends
 
 
+def ragged_with_empty_parts():
+    lengths = torch.randint(1, 40, (32,))
+    lengths[::5] = 0
+    ends = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
+    return torch.randn(int(ends[-1])), ends
+
+
 def ignored_by_index():
     labels = torch.randint(0, 300, (256,))
     labels[torch.rand(256) < 0.15] = -100
@@ -311,6 +318,7 @@ def codes_of_8_bits():
             ["torch.randint(0, M, (N,)", "torch.arange(K, device=device) * (N) // (K)"],
         ),
         (sums_of_segments, ragged, 2, ["torch.randperm(N - 1, ", "value=N)"]),
+        (sums_of_segments, ragged_with_empty_parts, 2, ["torch.randint(N + 1, ", "value=N)"]),
         (
             sums_of_segments,
             lambda: (torch.randn(1280), torch.arange(0, 1281, 20)),

@@ -119,7 +119,8 @@ def with_offsets(draft: TaskDraft) -> tuple[Example, ...] | None:
         a, b = example.drawing.a, int(example.drawing.b)
         numbers = example.drawing.kind == "integers" and not isinstance(example.drawing, Pointing)
         if numbers and a == 0 and _is_vector(example) and size_of(draft, example, b - 1):
-            order: Order = "rising" if example.shape[0] <= b else "sorted"
+            empty = example.drawing.least_step == 0 or example.shape[0] > b
+            order: Order = "sorted" if empty else "rising"
             examples[i] = replace(example, drawing=Pointing("integers", 0, b, order=order))
     return None if tuple(examples) == draft.trace.operation.examples else tuple(examples)
 
@@ -237,9 +238,8 @@ def _counting(example: Example) -> Counting | None:
     for axis, size in enumerate(example.shape):
         counted = torch.arange(first, first + size).reshape(-1, *[1] * (values.dim() - axis - 1))
         if size >= _LEAST and first >= 0 and bool((values == counted).all()):
-            return Counting(
-                drawing.kind, drawing.a, drawing.b, drawing.graph, drawing.node, first, axis
-            )
+            d = drawing
+            return Counting(d.kind, d.a, d.b, d.graph, d.node, first=first, axis=axis)
     return None
 
 

@@ -40,6 +40,8 @@ class Drawing:
         b: Second number.
         graph: What was recorded, where `kind` is "code".
         node: The node of `graph` that is the tensor.
+        least_step: Least difference of neighbours in a vector of whole numbers that was looked at:
+            it is 0 where offsets have empty parts. None of all else.
     """
 
     kind: Kind
@@ -47,6 +49,7 @@ class Drawing:
     b: float = 1.0
     graph: GraphModule | None = None
     node: Node | None = None
+    least_step: int | None = None
 
     @classmethod
     def normal(cls, mean: float, deviation: float) -> Drawing:
@@ -119,7 +122,8 @@ def _look(tensor: torch.Tensor, *, parameter: bool) -> Drawing:
     if tensor.dtype == torch.bool:
         return Drawing("chance", round(float(flat.float().mean()), 3))
     if not tensor.dtype.is_floating_point:
-        return Drawing("integers", int(flat.min()), int(flat.max()) + 1)
+        step = int(flat.long().diff().min()) if tensor.dim() == 1 and len(flat) > 1 else None
+        return Drawing("integers", int(flat.min()), int(flat.max()) + 1, least_step=step)
     wide = flat.double()
     wide = wide[torch.isfinite(wide)]
     if not wide.numel():
