@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.language import LANGUAGES, language_of
 from kagent_sandbox.data.task import Task, load_task
-from kagent_sandbox.errors import TaskError, UserError
+from kagent_sandbox.errors import MachineError, TaskError, UserError
 from kagent_sandbox.judge.task_check import TaskCheck, check_task
 
 from kagent.resources import resource
@@ -63,6 +65,15 @@ def find_task(name_or_path: str | Path, *, calibrated: bool = True) -> Task:
     close = difflib.get_close_matches(text, names, n=1)
     hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}."
     raise TaskError(f"no task {text!r}: {hint} A folder with a task.toml works by its path.")
+
+
+def command_word(task: Task) -> str:
+    """The word by which commands find a task: its name, or the path of a folder of the user's."""
+    with contextlib.suppress(MachineError):  # without them a user's own tasks work all the same
+        if task.folder.resolve() == (resource("seeds") / task.name).resolve():
+            return task.name
+    folder, here = task.folder.resolve(), Path.cwd()
+    return shlex.quote(f"./{folder.relative_to(here)}" if here in folder.parents else str(folder))
 
 
 def sound_task(task: Task, kind: Kind, say: Callable[[str], None] = lambda _: None) -> TaskCheck:

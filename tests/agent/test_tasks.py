@@ -1,6 +1,6 @@
 import pytest
 from kagent.resources import resource
-from kagent.tasks import find_task, seeds_of, task_names
+from kagent.tasks import command_word, find_task, seeds_of, task_names
 from kagent_sandbox.errors import MachineError, TaskError
 from simulated_landscape import toy_task
 
@@ -23,6 +23,17 @@ def test_a_users_task_works_by_path(tmp_path):
         task = find_task(path)
         assert [s.name for s in seeds_of(task)] == ["cpp_a"]
         assert seeds_of(task, "cuda") == []
+
+
+def test_commands_find_a_task_by_the_word_that_texts_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert command_word(find_task("softmax")) == "softmax"
+    toy_task(tmp_path / "my tasks" / "softmax")
+    own = find_task("my tasks/softmax")
+    assert command_word(own) == "'./my tasks/softmax'"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    assert command_word(own) == f"'{tmp_path.resolve()}/my tasks/softmax'"
 
 
 def test_an_unknown_task_is_answered_with_what_there_is():

@@ -19,7 +19,7 @@ from kagent.evolve.remembering import SeedText, seeds_from_memory, take, wanted
 from kagent.evolve.session import kind_for, new_manifest, require_writable, seeds_for
 from kagent.runs.ask import Nobody
 from kagent.runs.store import RunStore
-from kagent.tasks import find_task, sound_task
+from kagent.tasks import command_word, find_task, sound_task
 
 DEFAULT_TARGET = "sm_90a"
 
@@ -69,9 +69,10 @@ def ready(store: RunStore, task: Task) -> None:
     """
     manifest, folder = store.manifest, store.folder
     if manifest.proposer != Nobody.name:
+        word = command_word(task)
         raise UserError(
-            f"{folder}: its proposals come from {manifest.proposer}, and kagent evolve "
-            f"{manifest.task} --resume {folder.name} goes on with it; kagent ask {manifest.task} "
+            f"{folder}: its proposals come from {manifest.proposer}, and kagent evolve {word} "
+            f"--resume {folder.name} goes on with it; kagent ask {word} "
             "makes a run that is answered from outside"
         )
     history = store.history()

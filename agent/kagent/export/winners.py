@@ -21,6 +21,7 @@ from kagent.runs.history import History
 from kagent.runs.lineage import Candidate, find_candidate, kernel_id
 from kagent.runs.manifest import Manifest, find_run
 from kagent.runs.store import read_history
+from kagent.tasks import command_word
 from kagent.text import interval_text
 from kagent.ui.tables import lacking_text
 
@@ -109,8 +110,8 @@ def find_winner(runs: Path, name: str, *, allow_slower: bool = False) -> Winner:
     if final is None:
         raise UserError(
             f"{folder}: it has not been raced on hidden cases, so nothing in it is verified: "
-            f"finish it with kagent evolve {manifest.task} --resume {folder.name} (kagent judge "
-            f"{folder.name} --race, if it is answered from outside)"
+            f"finish it with kagent evolve {command_word(task)} --resume {folder.name} "
+            f"(kagent judge {folder.name} --race, if it is answered from outside)"
         )
     if not number and final.winner is None:
         raise UserError(f"{folder}: no candidate came through its final race")

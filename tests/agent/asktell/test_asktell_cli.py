@@ -150,7 +150,7 @@ def test_runs_are_shown_in_every_state(kagent, tmp_path, toy_machine):  # noqa: 
         ),
         (("ask", "RUN", "--lang", "cpp"), 2, "--lang is for a new run, and"),
         (("ask", "RUN", "--prompts", "nowhere"), 2, "prompts = nowhere: no such folder"),
-        (("ask", "OTHER"), 2, "its proposals come from random, and kagent evolve toy --resume"),
+        (("ask", "OTHER"), 2, "its proposals come from random, and kagent evolve ./toy --resume"),
         (("tell", "RUN", "nope.md"), 2, "nope.md: no such file"),
         (("tell", "RUN", "toy"), 2, "toy: a folder, where a file was expected"),
         (("tell", "RUN", "a.md"), 2, "a.md: it names no ask"),

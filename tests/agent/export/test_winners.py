@@ -61,7 +61,7 @@ def test_a_run_without_a_final_race_is_not_verified(tmp_path):
     rewrite(folder, task_folder=str(tmp_path / "task"), task_digest=digest(tmp_path))
     text = refused(folder)
     assert "not been raced" in text
-    assert f"--resume {folder.name}" in text
+    assert f"kagent evolve {tmp_path.resolve()}/task --resume {folder.name}" in text
 
 
 def test_a_run_of_another_version_of_kagent_and_of_its_task_is_judged_by_todays(raced, tmp_path):
