@@ -165,11 +165,13 @@ class Evolution:
             self._observe(Progress("stopping once the step in progress is over"))
             raise
         finally:
-            await self._abandon()
-            await self._profiles.cancel()
-            self._evaluator.close()
-            self._store.stop(stop)
-            self._observe(Finished(stop))
+            try:
+                await self._abandon()
+                await self._profiles.cancel()
+            finally:  # also after a second Ctrl-C
+                self._evaluator.close()
+                self._store.stop(stop)
+                self._observe(Finished(stop))
         return stop
 
     async def _restore(self) -> None:

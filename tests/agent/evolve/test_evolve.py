@@ -6,7 +6,16 @@ import pytest
 from kagent.evolve.loop import Limits
 from kagent.evolve.remembering import SeedText
 from kagent.runs.ask import AskRecord
-from kagent.runs.events import Finished, Phase, PhaseBegan, Recorded, Started, Stop, Withdrawn
+from kagent.runs.events import (
+    Finished,
+    Phase,
+    PhaseBegan,
+    Progress,
+    Recorded,
+    Started,
+    Stop,
+    Withdrawn,
+)
 from kagent.runs.lineage import Lineage, Operator
 from kagent.search.tuner import Tuner
 from kagent.ui.live import PlainDisplay
@@ -96,6 +105,30 @@ def test_cancelling_keeps_all_that_was_recorded(tmp_path):
     lineage, stop, _ = run(tmp_path, "cut")
     assert stop is Stop.BUDGET
     assert decisions(lineage) == decisions(whole)
+
+
+def test_a_second_cancellation_leaves_a_run_that_has_ended(tmp_path):
+    """`kagent runs` said "not ended" of a run that had said "interrupted" on a second signal."""
+
+    async def cancel_twice():
+        events = []
+
+        def observe(event):
+            events.append(event)
+            if isinstance(event, Recorded) or (
+                isinstance(event, Progress) and event.text.startswith("stopping")
+            ):
+                task.cancel()
+
+        search, store = evolution(tmp_path / "task", tmp_path / "cut", observe=observe)
+        with store:
+            task = asyncio.create_task(search.run())
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert isinstance(events[-1], Finished)
+            assert store.history().stop is Stop.INTERRUPTED
+
+    asyncio.run(cancel_twice())
 
 
 def test_events_arrive_in_order(tmp_path):
