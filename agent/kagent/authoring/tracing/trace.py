@@ -622,17 +622,22 @@ def _shorter(expression: sympy.Expr, env: ShapeEnv) -> sympy.Expr:
     the function demands that it is M, and of `(M * N + N - 1) // N`.
     """
     demanded = {g.expr.lhs for g in env.guards if isinstance(g.expr, sympy.Eq) and not g.expr.rhs}
-    quotients = {}
     for quotient in expression.atoms(FloorDiv):
         a, b = quotient.args
-        rest = sympy.expand(a - b * sympy.expand(a).coeff(b)) if b.is_Symbol else None
+        times = sympy.expand(a).coeff(b) if b.is_Symbol else sympy.Integer(0)
+        rest = sympy.expand(a - b * times)
         if Mod(a, b) in demanded:
-            quotients[quotient] = a / b
-        elif rest in (0, b - 1):  # each size is 1 at least
-            quotients[quotient] = sympy.expand(a).coeff(b)
-        elif rest == -1:
-            quotients[quotient] = sympy.expand(a).coeff(b) - 1
-    return sympy.expand(expression.xreplace(quotients)) if quotients else expression
+            equal = a / b
+        elif b.is_Symbol and rest in (0, b - 1, -1):  # each size is 1 at least
+            equal = times - 1 if rest == -1 else times
+        else:
+            continue
+        shorter = sympy.expand(expression.xreplace({quotient: equal}))
+        if not any(p.exp.is_negative for p in shorter.atoms(sympy.Pow)) and not any(
+            not n.is_Integer for n in shorter.atoms(sympy.Rational)
+        ):
+            expression = shorter
+    return expression
 
 
 class _Printer(PythonPrinter):
