@@ -203,7 +203,7 @@ def needed_places(draft: TaskDraft, i: int) -> list[str]:
 
 
 def _pointed_into(node: Node, place: Node) -> list[tuple[Node, int]]:
-    """What an operation reads by an index that is a tensor, and in which dimension of it."""
+    """Tensors that an operation reads at an index of some numbers, and the dimension of each."""
     name, args = operation_name(node), node.args
     found: list[tuple[Any, Any, Any]] = []  # the table, the dimension, the index
     if name == "index":
