@@ -96,7 +96,8 @@ class Task:
                 task = kagent.Task.of(softcap, torch.randn(1024, 512), vary=sizes)
                 print(task.signature, task.dims)  # "M" is 1024 and "N" 512 in the example
         """
-        from kagent.authoring.new_task import make_task, parse_vary
+        from kagent.authoring.draft.rooms import parse_vary
+        from kagent.authoring.new_task import make_task
         from kagent.authoring.tracing.operation import make_operation
 
         axes = parse_vary(f"{where}={dim}" for where, dim in (vary or {}).items())

@@ -41,7 +41,8 @@ def new(
     json_: JsonOption = False,
 ) -> None:
     """Make a task of a PyTorch function or module, with seeds, and check it."""
-    from kagent.authoring.new_task import make_task, parse_vary
+    from kagent.authoring.draft.rooms import parse_vary
+    from kagent.authoring.new_task import make_task
     from kagent.authoring.tracing.operation import load_module, make_operation, named
     from kagent.runs.files import require_folder
 
@@ -90,7 +91,7 @@ def made_json(made: Made) -> dict[str, object]:
 
 def _none_varies(made: Made) -> str:
     """Words for a task of one size."""
-    from kagent.authoring.new_task import LEAST_SIZE
+    from kagent.authoring.draft.rooms import LEAST_SIZE
 
     largest = max((n for e in made.trace.operation.examples for n in e.shape), default=0)
     if largest < LEAST_SIZE:

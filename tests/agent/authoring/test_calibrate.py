@@ -6,9 +6,10 @@ from commands import run as run_command
 from custom_tasks import candidate, write
 from kagent.authoring import calibrate as module
 from kagent.authoring.calibrate import calibrate
+from kagent.authoring.draft.cases import make_draft
 from kagent.authoring.draft.orders import ORDERS, Reordered
+from kagent.authoring.draft.rooms import find_rooms
 from kagent.authoring.draft.trial import write as draft_files
-from kagent.authoring.new_task import find_rooms, make_draft
 from kagent.authoring.tracing.operation import make_operation
 from kagent_sandbox.data.calibration import Calibration, read_calibration, write_calibration
 from kagent_sandbox.data.task import load_task

@@ -10,11 +10,12 @@ from kagent.authoring import new_task
 from kagent.authoring.draft.draft import DraftKind, TaskDraft
 from kagent.authoring.draft.inputs import draw_example
 from kagent.authoring.draft.pointers import rounded_index
+from kagent.authoring.draft.rooms import find_rooms, parse_vary
 from kagent.authoring.draft.toml import task_toml
 from kagent.authoring.errors import AuthoringError
 from kagent.authoring.importers.kernelbench import read_problem
 from kagent.authoring.importers.kernelbench_files import problem_files
-from kagent.authoring.new_task import find_rooms, make_task, parse_vary
+from kagent.authoring.new_task import make_task
 from kagent.authoring.tracing.drawing import observed, recorded
 from kagent.authoring.tracing.operation import make_operation
 from kagent.authoring.tracing.trace import trace

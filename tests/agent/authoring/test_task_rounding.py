@@ -7,12 +7,14 @@ import time
 import pytest
 import torch
 from kagent.authoring.draft import trial
+from kagent.authoring.draft.cases import make_draft
 from kagent.authoring.draft.draft import DraftCase, DraftKind, TaskDraft
 from kagent.authoring.draft.reference import reference_py
+from kagent.authoring.draft.rooms import find_rooms
 from kagent.authoring.draft.toml import task_toml
 from kagent.authoring.draft.trial import Trials
 from kagent.authoring.errors import AuthoringError
-from kagent.authoring.new_task import find_rooms, make_draft, make_task
+from kagent.authoring.new_task import make_task
 from kagent.authoring.tracing.operation import make_operation
 from kagent_sandbox.data.case import Case
 from kagent_sandbox.data.task import draw_hidden, load_task

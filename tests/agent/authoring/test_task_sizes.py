@@ -6,10 +6,12 @@ import pytest
 import sympy
 import torch
 from kagent.authoring import new_task
+from kagent.authoring.draft import cases
+from kagent.authoring.draft.cases import make_draft
 from kagent.authoring.draft.reference import reference_py
+from kagent.authoring.draft.rooms import find_rooms
 from kagent.authoring.draft.toml import task_toml
 from kagent.authoring.errors import AuthoringError
-from kagent.authoring.new_task import find_rooms, make_draft
 from kagent.authoring.tracing import trace as trace_module
 from kagent.authoring.tracing.operation import make_operation
 from kagent.authoring.tracing.sizes import Room
@@ -80,11 +82,11 @@ def test_tensors_stay_within_32_bit_indices_where_the_examples_are():
     reported an illegal address.
     """
     room = next(find_rooms(make_operation(lambda x: x.argmin(1), torch.randn(8, 16, 15))))
-    assert new_task._constraints(room) == ()
+    assert cases._constraints(room) == ()
 
     def of(*sizes):
         dims = dict(zip(room.trace.dims, sizes, strict=True))
-        return new_task._constraints(replace(room, trace=replace(room.trace, dims=dims)))
+        return cases._constraints(replace(room, trace=replace(room.trace, dims=dims)))
 
     assert of(128, 4096, 4095) == ("B * M * N < 2 ** 31",)
     assert of(129, 4096, 4096) == ()  # the example has more itself
@@ -158,8 +160,8 @@ def test_cases_of_many_weights_have_more_than_one_of_all_else():
 @pytest.mark.nightly
 @pytest.mark.parametrize(("most_s", "own"), [(1e9, True), (0.0, False)])
 def test_the_examples_own_sizes_are_a_benchmark_case_where_time_allows(monkeypatch, most_s, own):
-    monkeypatch.setattr(new_task, "BENCH_S", 0.0)  # so that the case is scaled down
-    monkeypatch.setattr(new_task, "MOST_BENCH_S", most_s)
+    monkeypatch.setattr(cases, "BENCH_S", 0.0)  # so that the case is scaled down
+    monkeypatch.setattr(cases, "MOST_BENCH_S", most_s)
     draft = make_draft(
         next(find_rooms(make_operation(lambda x: x.cumsum(1), torch.rand(8192, 512))))
     )
@@ -348,7 +350,7 @@ def codes_of_8_bits():
 def test_numbers_that_point_into_a_dimension_do_so_at_all_sizes(function, inputs, dims, lines):
     torch.manual_seed(0)
     operation = make_operation(function, inputs)
-    room, draft = new_task._tried_rooms(new_task.find_rooms(operation, None), lambda _: None)
+    room, draft = new_task._tried_rooms(find_rooms(operation, None), lambda _: None)
     assert len(room.trace.dims) == dims
     text = reference_py(draft)
     assert [line for line in lines if line not in text] == []
@@ -379,7 +381,7 @@ class Rotated(nn.Module):
 def test_positions_are_no_more_than_the_table_that_they_point_into_has(positions, constraint):
     """Hidden cases of positions beyond it ended `kagent new` with the task's own IndexError."""
     operation = make_operation(Rotated, lambda: (torch.randn(2, 3, 96, 16), positions()))
-    room, draft = new_task._tried_rooms(new_task.find_rooms(operation, None), lambda _: None)
+    room, draft = new_task._tried_rooms(find_rooms(operation, None), lambda _: None)
     assert room.trace.dims == {"H": 96, "W": 16, "M": 512}
     assert draft.constraints == (constraint,)
     for case in (*draft.cpu.check, *draft.cpu.bench, *draft.gpu.check):
@@ -390,7 +392,7 @@ def test_a_dimension_in_which_no_case_can_be_computed_stays_as_in_the_example():
     """Places that only the example's own values point to."""
     places = torch.tensor([3, 700, 7, 11, 13, 17, 19, 700, 29, 31])
     operation = make_operation(lambda x, i: x[i * 1], (torch.randn(1024, 16), places))
-    room, _ = new_task._tried_rooms(new_task.find_rooms(operation, None), lambda _: None)
+    room, _ = new_task._tried_rooms(find_rooms(operation, None), lambda _: None)
     assert 1024 not in room.trace.dims.values()
     with pytest.raises(AuthoringError, match=r"out of .*: --vary ARG:DIM=NAME \(x:0=B\)$"):
         make_draft(next(find_rooms(operation, {("x", 0): "B"})))

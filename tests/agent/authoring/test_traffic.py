@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from kagent.authoring.new_task import find_rooms, make_task
+from kagent.authoring.draft.rooms import find_rooms
+from kagent.authoring.new_task import make_task
 from kagent.authoring.tracing import traffic
 from kagent.authoring.tracing.operation import make_operation
 from kagent_sandbox.data.task import load_task
