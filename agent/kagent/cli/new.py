@@ -120,6 +120,12 @@ def made_text(made: Made) -> Text:
         text.append(f"note: {note}\n", "yellow")
     for hole in made.holes:
         text.append(f"hole: {hole}\n", "yellow")
+    if made.holes:
+        text.append(
+            "a wrong result would pass there: add a case to task.toml that shows it, or name an "
+            "operation that changes nothing under `without_effect` (docs/tasks.md), then "
+            f"kagent check {shown(made.folder)}\n"
+        )
     text.append(f"{made.folder}/task.toml, reference.py", "bold green")
     text.append(f" written and checked in {made.seconds:.0f} s\n")
     if made.seeds:

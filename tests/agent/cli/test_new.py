@@ -74,6 +74,19 @@ def test_bad_input_is_one_line(file, monkeypatch, capsys, words, expected):
     assert expected in ended.err
 
 
+@pytest.mark.nightly
+def test_of_a_hole_it_is_said_what_to_do(file, tmp_path, monkeypatch, capsys):
+    file.write_text(
+        "import torch\n\n\ndef best(x):\n    return torch.argmax(torch.softmax(x, -1), -1)\n\n\n"
+        "def make_inputs():\n    return (torch.randn(12, 9),)\n"
+    )
+    ended = run(monkeypatch, capsys, "new", f"{file}:best", "--to", tmp_path / "best")
+    assert ended.code == 1, ended
+    out = " ".join(ended.out.split())
+    assert "hole: reference.py:" in out
+    assert "name an operation that changes nothing under `without_effect`" in out
+
+
 RAISING = """
 import torch
 from torch import nn
