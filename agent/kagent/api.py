@@ -150,7 +150,8 @@ class Run:
             target: "sm_90a", ..., "cpu"; by default this machine's GPU, else its CPU.
             lang: Of the seeds: a language's name, such as "triton", or "any" (the default).
             seed: Of all random decisions.
-            memory: Whether it starts from kernels of earlier runs, too, as options have it (yes).
+            memory: Whether it starts from kernels of earlier runs, too, and is kept for later ones
+                (yes).
             runs: Folder that the run's folder is made in.
             prompts: Folder of prompt templates and cards of your own.
             jobs: Number of builds at once.
@@ -163,7 +164,7 @@ class Run:
         config = load_config(
             lang=lang, seed=seed, memory=memory, runs=runs, prompts=prompts, jobs=jobs
         )
-        self._begin(new_run(str(task), config, target), prompts, jobs, observe)
+        self._begin(new_run(str(task), config, target), prompts, jobs, observe, config.memory)
 
     @classmethod
     def open(
@@ -210,9 +211,10 @@ class Run:
         prompts: str | Path | None,
         jobs: int | None,
         observe: Observer | None,
+        memory: bool | None = None,
     ) -> None:
         self.folder = folder
-        self._config = load_config(prompts=prompts, jobs=jobs)
+        self._config = load_config(prompts=prompts, jobs=jobs, memory=memory)
         self._observe = observe or _nobody
         self._bench: Bench | None = None
         self._open = contextlib.ExitStack()
@@ -254,6 +256,7 @@ class Run:
         *,
         queue: bool = False,
         parent: int | None = None,
+        by: str | None = None,
     ) -> Result:
         """Take an answer: a model's whole reply, or the text of a kernel file.
 
@@ -265,6 +268,7 @@ class Run:
                 later, perhaps on another machine.
             parent: Id of the candidate that an unasked kernel descends from. The default is the
                 best.
+            by: Name of the model or person who answered, for reports and exported libraries.
 
         Returns:
             The result. A bad kernel is a result, not an error: see `Result.verdict`.
@@ -286,9 +290,11 @@ class Run:
         number = ask.id if isinstance(ask, OpenAsk) else ask
         if isinstance(ask, OpenAsk) and ask.path.parent.parent != self.folder:
             raise UserError(f"{ask.path}: a prompt of another run, not of {self.folder}")
-        return judging.apart_from_loops(lambda: self._tell(number, text, queue, parent))
+        return judging.apart_from_loops(lambda: self._tell(number, text, queue, parent, by))
 
-    def _tell(self, number: int | None, text: str, queue: bool, parent: int | None) -> Result:
+    def _tell(
+        self, number: int | None, text: str, queue: bool, parent: int | None, by: str | None
+    ) -> Result:
         with RunStore.open(self.folder) as store:
             task = task_of_run(self.folder, store.manifest)
             ready(store, task)
@@ -297,6 +303,7 @@ class Run:
             state = read_state(store.history())
             label = f"{number:04}" if number is not None else "told"
             given = answers.given(text, label, store, state, task.entry, ask=number)
+            given = answers.answered_by(given, by)
             (accepted,) = answers.accept(store, task, [given], self._config.budget, parent)
             if queue and not accepted.again:
                 state, jobs = read_state(store.history()), self._config.jobs
@@ -366,6 +373,7 @@ class Run:
         finally:
             if stop in (None, Stop.TIME, Stop.INTERRUPTED):
                 self.close()  # it may be at work still: the next time begins with a new one
+        judging.remember_run(store, task, self._config, progress_to(self._observe))
         if stop is Stop.INTERRUPTED:
             raise KeyboardInterrupt
         return judged

@@ -10,6 +10,7 @@ import pytest
 from asktell_runs import (
     copied,
     divergence,
+    judge,
     kernel,
     make_task,
     opener,
@@ -20,6 +21,7 @@ from docstring_examples import run_examples
 from kagent.asktell import judging
 from kagent.asktell.open_run import new_run
 from kagent.evolve.offline_check import OfflineCheck
+from kagent.memory.library import known
 from kagent.runs.events import Recorded, Stop
 from kagent_sandbox.data.build import Built
 from kagent_sandbox.errors import DeviceError, RunError, UserError
@@ -159,6 +161,25 @@ def test_queued_answers_wait_and_are_judged_elsewhere(task, tmp_path, monkeypatc
     assert again.passed
     assert str(again).endswith("(told before)")
     assert len(looked) == 1
+
+
+def test_later_runs_remember_what_was_told_unless_memory_is_off(task, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    with kagent.Run(task, memory=False, runs=tmp_path / "runs") as off:
+        assert off.tell(None, kernel(16, 3)).promoted
+    monkeypatch.setenv("KAGENT_MEMORY", "1")
+    off.tell(None, kernel(8), queue=True)
+    judge(off.folder)  # as kagent judge does it
+    assert known() == []
+    with kagent.Run(task, memory=True, runs=tmp_path / "more") as run:
+        assert run.tell(None, kernel(16, 3)).promoted
+    assert [(r.folder, r.kernels[0].id) for r in known()] == [(run.folder.name, 2)]
+
+
+def test_who_answered_is_recorded(run):
+    told = [run.tell(None, kernel(16, 3), by=" Ada "), run.tell(None, kernel(8))]
+    origins = [run.history.lineage[each.id].proposal.origin for each in told]
+    assert [origin.model for origin in origins] == ["Ada", "ask/tell"]
 
 
 def test_a_kernel_that_nobody_asked_for(run):

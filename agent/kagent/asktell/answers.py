@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kagent_sandbox.data.language import languages_in
@@ -122,6 +122,11 @@ def given(
         have = f"0 to {max(state.asks)}" if state.asks else "none yet"
         raise UserError(f"{label}: no ask {ask} in {store.folder.name}: it has {have}")
     return Given(text, label, ask, is_kernel)
+
+
+def answered_by(answer: Given, name: str | None) -> Given:
+    """Return an answer with the name of who gave it, where there is one."""
+    return replace(answer, by=(name or "").strip() or answer.by)
 
 
 def _named(text: str, label: str, store: RunStore, *, file: bool) -> int | None:

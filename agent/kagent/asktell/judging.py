@@ -215,9 +215,14 @@ def judge_all(
     with open_bench(task, store.manifest, config, say, store.folder, judges) as bench:
         budget = config.budget
         judged = judge(store, task, bench, observe, budget, deadline_s=deadline_s, race=race)
-    if config.memory:
-        keep_run(store, task, say)
+    remember_run(store, task, config, say)
     return judged
+
+
+def remember_run(store: RunStore, task: Task, config: Config, say: Callable[[str], None]) -> None:
+    """Keep a run in memory, unless that is off, or was when the run was made."""
+    if config.memory and store.history().recalled is not None:
+        keep_run(store, task, say)
 
 
 async def _until(evolution: Evolution, deadline_s: float | None) -> Stop:

@@ -6,7 +6,6 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -173,8 +172,7 @@ def tell(
         if not queue:
             judging.can_judge(manifest, folder, config)
         read = answers.read_answers(files, store, read_state(store.history()), task.entry, ask)
-        if by is not None:
-            read = [replace(each, by=by.strip() or each.by) for each in read]
+        read = [answers.answered_by(each, by) for each in read]
         accepted = answers.accept(store, task, read, config.budget, parent)
         if not json_:
             for each in accepted:
