@@ -22,7 +22,7 @@ from kagent.authoring.tracing.trace import Axis, TracedOperation, trace
 LEAST_SIZE = 8
 """Smaller dimensions stay as in the example: channels, kernels' widths, pairs."""
 MANY_ARGUMENTS = 12
-"""Number of tensors from which on the sizes of a module's parameters stay as in the example."""
+"""Number of tensors above which the sizes of a module's parameters stay as in the example."""
 CHECK_ELEMENTS, CHECK_WORK = 6e4, 2e7
 """Elements and operations of a check case, about: a case takes milliseconds on a CPU."""
 FIXED_TIMES, MOST_FIXED_WORK = 16, 2.5e8
