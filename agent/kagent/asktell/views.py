@@ -20,6 +20,7 @@ from kagent.asktell.state import AskTellState, Precheck
 from kagent.runs.events import Stop
 from kagent.runs.history import History
 from kagent.runs.manifest import Manifest
+from kagent.text import plural
 from kagent.ui.end_of_run import race_view
 from kagent.ui.live import first_line, speed_text
 from kagent.ui.run_view import final_race_json
@@ -162,9 +163,10 @@ def merged_text(merged: Merged, history: History) -> Text:
     """Describe the result of a merge."""
     if not merged.events:
         return Text("nothing new: everything is here already")
-    parts = [f"{len(merged.verdicts)} verdicts"]
-    parts += [f"{len(merged.accepted)} candidates that were told there"] if merged.accepted else []
-    parts += [f"{len(merged.asks)} asks"] if merged.asks else []
+    parts = [plural(len(merged.verdicts), "verdict")]
+    told = plural(len(merged.accepted), "candidate")
+    parts += [f"{told} told there"] if merged.accepted else []
+    parts += [plural(len(merged.asks), "ask")] if merged.asks else []
     parts += ["the final race"] if merged.race else []
     return Text(f"{', '.join(parts)} came home; {len(history.pending)} still wait")
 

@@ -94,6 +94,10 @@ def test_from_a_laptop_to_a_box_and_home(kagent, toy, tmp_path, monkeypatch):
     assert home.out.startswith("3 verdicts came home; 0 still wait\nthe best so far: #2 ")
     again = kagent("merge", run.name, box / run.name, "--json")
     assert json.loads(again.out)["events"] == 0
+    tell(box / run.name, (None, kernel(8, 2)))
+    judge(box / run.name)
+    more = kagent("merge", run.name, box / run.name)
+    assert more.out.startswith("1 verdict, 1 candidate told there came home; 0 still wait\n")
     assert "Toy 1" in kagent("runs").out
 
 
