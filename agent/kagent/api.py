@@ -26,6 +26,7 @@ from kagent.asktell.precheck import precheck
 from kagent.asktell.results import Best, Result, best_of, result_of
 from kagent.asktell.state import read_state
 from kagent.config.settings import load_config
+from kagent.evolve.remembering import remember_run
 from kagent.evolve.stored_run import task_of_run
 from kagent.runs.events import Event, Observer, Stop, progress_to
 from kagent.runs.history import History
@@ -373,7 +374,7 @@ class Run:
         finally:
             if stop in (None, Stop.TIME, Stop.INTERRUPTED):
                 self.close()  # it may be at work still: the next time begins with a new one
-        judging.remember_run(store, task, self._config, progress_to(self._observe))
+        remember_run(store, task, self._config, progress_to(self._observe))
         if stop is Stop.INTERRUPTED:
             raise KeyboardInterrupt
         return judged

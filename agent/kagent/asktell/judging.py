@@ -20,7 +20,7 @@ from kagent.config.settings import Config
 from kagent.evolve.loop import Evolution, Limits
 from kagent.evolve.machine import Machine
 from kagent.evolve.open_machine import open_machine
-from kagent.evolve.remembering import keep_run
+from kagent.evolve.remembering import remember_run
 from kagent.evolve.session import note_isolation_change, place_of, same_machine
 from kagent.evolve.stored_run import setting_for
 from kagent.fleet.fleet import LocalFleet, fleet_of
@@ -217,12 +217,6 @@ def judge_all(
         judged = judge(store, task, bench, observe, budget, deadline_s=deadline_s, race=race)
     remember_run(store, task, config, say)
     return judged
-
-
-def remember_run(store: RunStore, task: Task, config: Config, say: Callable[[str], None]) -> None:
-    """Keep a run in memory, unless that is off, or was when the run was made."""
-    if config.memory and store.history().recalled is not None:
-        keep_run(store, task, say)
 
 
 async def _until(evolution: Evolution, deadline_s: float | None) -> Stop:

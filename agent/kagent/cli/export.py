@@ -52,7 +52,7 @@ def export(
         str | None, typer.Option(help="Name of the Python package (the folder's).")
     ] = None,
     allow_slower: Annotated[
-        bool, typer.Option("--allow-slower", help="Export winners that lose to torch, too.")
+        bool, typer.Option("--allow-slower", help="Export winners that torch is as fast as, too.")
     ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Overwrite files of the library that were edited.")

@@ -12,6 +12,7 @@ from kagent_sandbox.data.language import ANY, languages_of
 from kagent_sandbox.data.task import Task
 from kagent_sandbox.errors import RunError
 
+from kagent.config.settings import Config
 from kagent.memory.library import keep
 from kagent.memory.recall import Wanted, recall
 from kagent.runs.history import History
@@ -122,8 +123,12 @@ def licence_text(seed: RecalledSeed) -> str:
     return f"its code's licence: {', '.join(seed.licences)}"
 
 
-def keep_run(store: RunStore, task: Task, say: Callable[[str], None]) -> None:
-    """Put a run into the library; where that cannot be written, say so and go on."""
+def remember_run(store: RunStore, task: Task, config: Config, say: Callable[[str], None]) -> None:
+    """Keep a run in memory, unless that is off, or was when the run was made. Where it cannot be
+    written, say so and go on.
+    """
+    if not config.memory or store.history().recalled is None:
+        return
     try:
         keep(store.folder, store.manifest, store.history(), task)
     except RunError as e:

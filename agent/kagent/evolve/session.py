@@ -38,7 +38,7 @@ from kagent.evolve.proposers import (
 )
 from kagent.evolve.remembering import (
     SeedText,
-    keep_run,
+    remember_run,
     repeat,
     seeds_from_memory,
     take,
@@ -167,8 +167,7 @@ def evolve(
             stop = asyncio.run(search())
         except KeyboardInterrupt:
             stop = Stop.INTERRUPTED
-        if config.memory:
-            keep_run(store, task, say)
+        remember_run(store, task, config, say)
         return Outcome(store.folder, stop, store.history())
 
 
