@@ -29,6 +29,9 @@ _FIXED_OPTIONS = (
     *("-fno-diagnostics-show-caret", "-frandom-seed=kagent", "-s", "-Wl,--build-id=none"),
     # Else one note in inline assembler, and the loader makes the stacks of its caller executable.
     *("-Wl,--no-undefined", "-Wl,-z,noexecstack"),
+    # Else the loader binds `inline` variables, and statics of inline functions and of templates, to
+    # those of the first library that has the name, although libraries are loaded apart.
+    "-fno-gnu-unique",
     # Undeclared, wherever they are used: also where a macro puts the name together.
     *(f"-D__{clock}__={_CLOCK}" for clock in ("DATE", "TIME", "TIMESTAMP")),
 )
