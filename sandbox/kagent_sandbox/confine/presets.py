@@ -86,7 +86,7 @@ def cpu_launcher_confinement(
         read=toolchain(),
         memory_bytes=memory_bytes,
         cpu_s=3600,
-        processes=4 * threads + 32,  # pools of OpenMP and torch, of up to two callers
+        processes=6 * threads + 32,  # pools of OpenMP and torch, of up to three callers
         file_bytes=256 << 20,
         disk_bytes=disk_bytes,
         disk_files=LAUNCHER_DISK_FILES,

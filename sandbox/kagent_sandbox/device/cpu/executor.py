@@ -74,11 +74,14 @@ _SCALARS: Mapping[str, Callable[..., object]] = {
 
 def serve(context: Context) -> None:
     """Handler of the fork-server: answer the judge until it closes the channel."""
-    fd, asked, *second = context.fds
+    fd, asked, *others = context.fds
     memory = map_arena(fd, os.fstat(fd).st_size)
     start_threads()
     runner = Runner(memory, context.tmp, functools.partial(populate, memory))
-    runner.second = [_start_caller(runner, socket) for socket in second]
+    runner.others = [
+        _start_caller(runner, socket, fewer=number > 1)
+        for number, socket in enumerate(others, start=1)
+    ]
     forbid_new_threads()
     refuse_descriptors()
     gc.collect()
@@ -105,21 +108,24 @@ def _executed(runner: Runner, request: bytes) -> bytes:
     return answer
 
 
-def _start_caller(runner: Runner, asked: int) -> int:
+def _start_caller(runner: Runner, asked: int, *, fewer: bool) -> int:
     """Start a thread that executes plans, too, and has threads of torch's and OpenMP's own: their
     pools belong to whoever begins a parallel region. Its number, as the kernel has it.
 
-    There are fewer of OpenMP's than the first caller has, whatever a kernel asks for.
+    `fewer`: OpenMP gives it fewer than the first caller has, whatever a kernel asks for.
     """
     ready = threading.Event()
 
     def answer() -> None:
+        if not fewer:
+            start_threads()
         ready.set()
         with torch.inference_mode():
             while len(request := os.read(asked, MOST_BYTES)) >= TOKEN_BYTES:
                 os.write(asked, _executed(runner, request))
 
-    thread = threading.Thread(target=_with_fewer_threads, args=(answer,), daemon=True)
+    target = functools.partial(_with_fewer_threads, answer) if fewer else answer
+    thread = threading.Thread(target=target, daemon=True)
     thread.start()
     ready.wait()
     return thread.native_id or 0
@@ -204,7 +210,7 @@ class Runner:
     _libraries: dict[str, ctypes.CDLL] = field(default_factory=dict)
     _state: ProcessState = field(default_factory=ProcessState)
     _loop: NativeLoop | None = None
-    second: Sequence[int] = ()
+    others: Sequence[int] = ()
     """Threads of the other callers."""
 
     def answer(self, asked: int) -> bytes:
@@ -253,7 +259,7 @@ class Runner:
         """
         if self._plans:
             raise PlanError("plans are prepared: forget them first")
-        while any(os.path.exists(f"/proc/self/task/{thread}") for thread in self.second):
+        while any(os.path.exists(f"/proc/self/task/{thread}") for thread in self.others):
             time.sleep(1e-3)
         for library in self._libraries.values():
             _ctypes.dlclose(library._handle)  # noqa: SLF001 - ctypes has no other name

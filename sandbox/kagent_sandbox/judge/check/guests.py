@@ -26,7 +26,7 @@ from kagent_sandbox.device.time_limits import bounded
 from kagent_sandbox.judge.arena.layout import lay_out
 from kagent_sandbox.judge.arena.placement import PlanPlacement
 from kagent_sandbox.judge.arena.session import RUN_LIMIT_S, Arenas, CandidateRejected
-from kagent_sandbox.judge.check.two_callers import TwoCallers, places_bytes
+from kagent_sandbox.judge.check.two_callers import CALLERS, TwoCallers, places_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,7 +92,7 @@ def refuse_bad_guests(
     visited_bytes = max(layout.stop for layout in layouts.values())
     arena = arenas.at_least(max(visited_bytes, *(places_bytes(plans[name]) for name in native)))
     # as `Backend.launcher` says
-    host = cast("GuestHost", backend.launcher(arena, timed=False, callers=2))
+    host = cast("GuestHost", backend.launcher(arena, timed=False, callers=CALLERS))
     try:
         visit = _Visit(task, host, arena, budget)
         try:

@@ -6,8 +6,8 @@ written by one while another reads it. So two threads of a launcher call a plan 
 and inputs of their own. What they compute is held against what the plan computes alone, and where
 that differs, against the reference.
 
-The second thread gets fewer threads of OpenMP than the first. Those of a program are others than
-those of this machine, and a kernel that counts on a number of them leaves rows out.
+A third thread, which gets fewer threads of OpenMP, calls the plan alone. Those of a program are
+others than those of this machine, and a kernel that counts on a number of them leaves rows out.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from kagent_sandbox.judge.check.inputs import InputSampler, InputSet
     from kagent_sandbox.judge.check.time_budget import TimeBudget
 
+CALLERS = 3
+"""Threads of the launcher: two that call at once, and one that has fewer threads of OpenMP."""
 _SIDES = 2
 _MOST_PLACES = 5  # of one caller
 _PLACES_BYTES = 8 << 20  # of one caller, beyond its first place
@@ -55,7 +57,7 @@ _ADVICE = (
 )
 
 _TOGETHER = "wrong when two threads call it at once, each with memory of its own"
-_FEWER_THREADS = "wrong in a second thread, which has fewer threads of OpenMP than this machine"
+_FEWER_THREADS = "wrong in a thread that has fewer threads of OpenMP than this machine"
 _THREADS_ADVICE = (
     "Divide the work by omp_get_num_threads(), asked inside of the parallel region, or by "
     "`omp for`: a caller may have any number of threads"
@@ -125,9 +127,9 @@ class TwoCallers:
         second = self.sampler.draw(case, other_than=first)
         # The places alternate: neighbours in memory are of different callers.
         callers = [
-            self._alone(side, draw, placements[side::_SIDES])
-            for side, draw in enumerate((first, second))
+            self._alone(draw, placements[side::_SIDES]) for side, draw in enumerate((first, second))
         ]
+        self._with_fewer_threads(callers[0])
         busy = self._busy_calls(callers[0])
         began = time.perf_counter()
         for done in range(1, _MOST_ROUNDS + 1):
@@ -139,28 +141,36 @@ class TwoCallers:
         for p in placements:
             self.host.forget(p.key)
 
-    def _alone(self, side: int, draw: InputSet, placements: Sequence[PlanPlacement]) -> _Caller:
-        """A caller, once its plan has run alone.
-
-        Raises:
-            CandidateRejected: It is wrong, with the threads of OpenMP that this caller has.
-            LaunchFailed: It fails.
-        """
+    def _alone(self, draw: InputSet, placements: Sequence[PlanPlacement]) -> _Caller:
+        """A caller, once its plan has run alone."""
         busy, places = (
             (placements[0], placements[1:]) if len(placements) > 1 else (None, placements)
         )
+        self._write(draw, placements)
+        with self.budget.spend(draw.case.name):
+            self.host.run(places[0].key, limit_s=bounded(RUN_LIMIT_S))
+        self.host.stop()
+        return _Caller(draw, busy, places, [t.clone() for t in places[0].outputs()])
+
+    def _with_fewer_threads(self, caller: _Caller) -> None:
+        """Have the third thread call a caller's plan.
+
+        Raises:
+            CandidateRejected: A result is wrong.
+            LaunchFailed: It fails.
+        """
+        place, draw = caller.places[0], caller.draw
+        self._write(draw, [place])
+        with self.budget.spend(draw.case.name):
+            self.host.execute_together([[], [], [place.key]], limit_s=bounded(RUN_LIMIT_S))
+        self.host.stop()
+        self._refuse_wrong(place.outputs(), draw, _FEWER_THREADS, _THREADS_ADVICE)
+
+    def _write(self, draw: InputSet, placements: Sequence[PlanPlacement]) -> None:
+        """Put inputs and stale values into places."""
         self.host.stop()
         for place in placements:
             place.write(draw.tensors, self.sampler.stale(draw.case))
-        keys: list[list[str]] = [[], []]
-        keys[side] = [places[0].key]
-        with self.budget.spend(draw.case.name):
-            self.host.execute_together(keys, limit_s=bounded(RUN_LIMIT_S))
-        self.host.stop()
-        alone = [t.clone() for t in places[0].outputs()]
-        if side > 0:
-            self._refuse_wrong(alone, draw, _FEWER_THREADS, _THREADS_ADVICE)
-        return _Caller(draw, busy, places, alone)
 
     def _refuse_wrong(
         self, found: Sequence[torch.Tensor], draw: InputSet, when: str, advice: str
@@ -198,14 +208,12 @@ class TwoCallers:
         Raises:
             CandidateRejected: As in `call`.
         """
-        self.host.stop()
         for caller in callers:
-            for place in caller.places:
-                place.write(caller.draw.tensors, self.sampler.stale(caller.draw.case))
+            self._write(caller.draw, caller.places)
         case = callers[0].draw.case
         try:
             with self.budget.spend(case.name):
-                keys = [caller.keys(busy) for caller in callers]
+                keys = [*(caller.keys(busy) for caller in callers), []]
                 self.host.execute_together(keys, limit_s=bounded(4 * RUN_LIMIT_S))
         except LaunchFailed as e:
             text = f"when two threads call it at once: {e}. {_ADVICE}"
