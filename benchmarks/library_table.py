@@ -245,6 +245,8 @@ def about(disk: OnDisk, figures: Mapping[str, Any]) -> Iterator[str]:
     for stage, words_ in STAGES.items():
         if missing := [o.task for o in operators if stage not in figures[o.task]]:
             yield f"- Not run: {words_} of {', '.join(missing)}."
+    if missing := [o.task for o in operators if "certify" not in figures[o.task]]:
+        yield f"- No certificate is kept of {', '.join(missing)}; docs/results.md has earlier ones."
     if wrong := [o.task for o in operators if not figures[o.task].get("tests", OK)["clean"]]:
         yield f"- Own tests fail: {', '.join(wrong)}."
 
@@ -254,7 +256,6 @@ STAGES = {
     "tests": "own tests",
     "sanitize": "sanitizer",
     "bench": "do_bench",
-    "certify": "certify",
 }
 
 
@@ -297,7 +298,7 @@ def sanitized(of: Mapping[str, Any]) -> str:
 def certified(of: Mapping[str, Any]) -> str:
     """The day of the last certificate, and whether it holds anything against the operator."""
     if "certify" not in of:
-        return "not run"
+        return "–"
     return f"{'' if of['certify']['clean'] else 'NOT: '}{of['certify']['date']}"
 
 
