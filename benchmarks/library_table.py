@@ -14,7 +14,6 @@ tables of the library that is there.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import sys
 import tarfile
@@ -33,10 +32,11 @@ from kagent.export.writing import files_of, refuse_edited, write_library
 from kagent_sandbox.data.verdict import SpeedVerdict
 from kagent_sandbox.errors import KagentError, UserError
 
+from library import FIGURES, digest_of
+
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = ROOT / "library"
 BEGIN, END = "<!-- library: begin -->", "<!-- library: end -->"
-FIGURES = "figures.json"
 LONG_US = 100.0
 """Kernels from here on are compared with do_bench."""
 NEAR = 0.02
@@ -119,17 +119,18 @@ def add(file: Path, library: Path) -> None:
     """
     disk = read_library(library)
     new = json.loads(file.read_text(encoding="utf-8"))
-    if not any(as_it_is(disk, task, of) for task, of in new["operators"].items()):
-        raise UserError(f"{file}: expected results of operators as they are in {library}, got none")
     new["operators"] = {t: as_it_is(disk, t, of) for t, of in new["operators"].items()}
+    if not any(new["operators"].values()):
+        raise UserError(f"{file}: expected results of operators as they are in {library}, got none")
     text = together(_figures(disk), new, disk.library.version)
     (library / FIGURES).write_text(text, encoding="utf-8")
 
 
 def as_it_is(disk: OnDisk, task: str, stages: Mapping[str, Any]) -> dict[str, Any]:
     """Those results of stages that are of an operator as it is in a library."""
-    path = disk.package / "portfolio" / f"{task}.json"
-    of = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+    if task not in {o.task for o in disk.library.operators}:
+        return {}
+    of = digest_of(disk.folder, disk.library.name, task)
     return {stage: found for stage, found in stages.items() if found["of"] == of}
 
 
@@ -242,7 +243,7 @@ def about(disk: OnDisk, figures: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     for text in dict.fromkeys(environment(d) for o in operators for d in o.devices):
         yield f"- {text}"
-    for stage, words_ in STAGES.items():
+    for stage, words_ in (("tests", "own tests"), ("sanitize", "sanitizer"), ("bench", "do_bench")):
         if missing := [o.task for o in operators if stage not in figures[o.task]]:
             yield f"- Not run: {words_} of {', '.join(missing)}."
     if missing := [o.task for o in operators if "certify" not in figures[o.task]]:
@@ -252,11 +253,6 @@ def about(disk: OnDisk, figures: Mapping[str, Any]) -> Iterator[str]:
 
 
 OK = {"clean": True}
-STAGES = {
-    "tests": "own tests",
-    "sanitize": "sanitizer",
-    "bench": "do_bench",
-}
 
 
 def environment(device: DeviceRecord) -> str:

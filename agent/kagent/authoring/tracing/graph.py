@@ -47,14 +47,14 @@ def writers(node: Node) -> Iterator[Node]:
         if _writes(user):
             given = {p.name: a for p, a in zip(target._schema.arguments, user.args, strict=False)}  # noqa: SLF001 - as below
             given |= user.kwargs
-            into = [given.get(p.name) for p in target._schema.arguments if _is_write(p)]  # noqa: SLF001 - as below
+            into = [given.get(p.name) for p in target._schema.arguments if is_write(p)]  # noqa: SLF001 - as below
             if any(node in (a if isinstance(a, list | tuple) else [a]) for a in into):
                 yield user
         elif target is operator.getitem or getattr(target, "is_view", False):
             yield from writers(user)
 
 
-def _is_write(parameter: Any) -> bool:
+def is_write(parameter: Any) -> bool:
     """Whether a parameter of an operation is written in place."""
     return parameter.alias_info is not None and parameter.alias_info.is_write
 

@@ -9,6 +9,8 @@ import torch
 from torch.autograd.graph import increment_version
 from torch.overrides import TorchFunctionMode
 
+from kagent.authoring.tracing.graph import is_write
+
 
 class CountedListWrites(TorchFunctionMode):
     """Has a tensor's version count writes by an operation on lists: on tensors without values torch
@@ -43,7 +45,7 @@ def lists_written(
         return
     schema = getattr(packet, packet.overloads()[0])._schema  # noqa: SLF001 - the same in all
     for i, parameter in enumerate(schema.arguments):
-        if parameter.alias_info is None or not parameter.alias_info.is_write:
+        if not is_write(parameter):
             continue
         value = args[i] if i < len(args) else kwargs.get(parameter.name)
         if isinstance(value, list | tuple):
