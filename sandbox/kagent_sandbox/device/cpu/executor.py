@@ -18,7 +18,7 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias, cast
@@ -78,16 +78,18 @@ def serve(context: Context) -> None:
     memory = map_arena(fd, os.fstat(fd).st_size)
     start_threads()
     runner = Runner(memory, context.tmp, functools.partial(populate, memory))
-    runner.others = [
+    first = _threads()
+    runner.others = {
         _start_caller(runner, socket, fewer=number > 1)
         for number, socket in enumerate(others, start=1)
-    ]
+    }
+    runner.pools = _threads() - first - runner.others
     forbid_new_threads()
     refuse_descriptors()
     gc.collect()
     gc.freeze()
     gc.disable()  # no pauses where time is taken; a plan's objects live until the process ends
-    context.channel.send({"ready": len(os.listdir("/proc/self/task"))})
+    context.channel.send({"ready": len(_threads())})
     with contextlib.suppress(ChannelClosed), torch.inference_mode():
         while request := runner.answer(asked):
             if len(request) < TOKEN_BYTES:
@@ -108,9 +110,24 @@ def _executed(runner: Runner, request: bytes) -> bytes:
     return answer
 
 
+def _threads() -> set[int]:
+    """The process's threads by their numbers in its own namespace."""
+    return {int(thread) for thread in os.listdir("/proc/self/task")}
+
+
+def _openmp_keeps_threads() -> bool:
+    """Whether a caller's threads of OpenMP outlive it: LLVM's and Intel's keep them for the next.
+
+    GCC's end. conda-forge installs LLVM's in the place of GCC's.
+    """
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        files = {line.rstrip("\n").rpartition("/")[2] for line in maps if "/" in line}
+    return any(name.startswith(("libomp", "libiomp")) for name in files)
+
+
 def _start_caller(runner: Runner, asked: int, *, fewer: bool) -> int:
     """Start a thread that executes plans, too, and has threads of torch's and OpenMP's own: their
-    pools belong to whoever begins a parallel region. Its number, as the kernel has it.
+    pools belong to whoever begins a parallel region. Its number, as `_threads` has it.
 
     `fewer`: OpenMP gives it fewer than the first caller has, whatever a kernel asks for.
     """
@@ -210,8 +227,10 @@ class Runner:
     _libraries: dict[str, ctypes.CDLL] = field(default_factory=dict)
     _state: ProcessState = field(default_factory=ProcessState)
     _loop: NativeLoop | None = None
-    others: Sequence[int] = ()
+    others: Collection[int] = ()
     """Threads of the other callers."""
+    pools: Collection[int] = ()
+    """Threads that these have of torch and OpenMP."""
 
     def answer(self, asked: int) -> bytes:
         """Answer requests on a socket until one needs Python: that one; empty at the end."""
@@ -252,14 +271,15 @@ class Runner:
     def _unload(self) -> None:
         """Unload all libraries: their destructors run, as at the end of a process. The other
         callers, which have been told to end, have ended before, and destructors of what is theirs
-        alone have run.
+        alone have run. So have their threads of OpenMP, unless it keeps them.
 
         Raises:
             PlanError: A plan that launches from them is still prepared.
         """
         if self._plans:
             raise PlanError("plans are prepared: forget them first")
-        while any(os.path.exists(f"/proc/self/task/{thread}") for thread in self.others):
+        ending = {*self.others, *(() if _openmp_keeps_threads() else self.pools)}
+        while not ending.isdisjoint(_threads()):
             time.sleep(1e-3)
         for library in self._libraries.values():
             _ctypes.dlclose(library._handle)  # noqa: SLF001 - ctypes has no other name

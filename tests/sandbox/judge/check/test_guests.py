@@ -203,6 +203,26 @@ def test_a_destructor_that_frees_what_it_owns_passes(judge):
         assert not isinstance(found, Rejected), found
 
 
+OF_OPENMP = """
+#pragma omp parallel
+if (omp_get_thread_num()) touch();
+"""
+LATER = "sigset_t all; sigfillset(&all); pthread_sigmask(SIG_BLOCK, &all, 0); usleep(200000); %s"
+
+
+def test_an_ended_caller_s_threads_of_openmp_end_before_the_process_is_compared(judge):
+    """The C library has such a thread block all signals when its last steps begin."""
+    found = check(judge, kernel(OF_OPENMP, OF_THREAD % LATER % ""))
+    assert not isinstance(found, Rejected), found
+
+
+def test_what_a_destructor_of_openmp_s_threads_does_is_seen(judge):
+    found = check(judge, kernel(OF_OPENMP, OF_THREAD % LATER % "abort();"))
+    assert isinstance(found, Rejected), found
+    assert (found.stage, found.status) == (Stage.CHECK, Status.RUNTIME_ERROR)
+    assert "unload" in found.message
+
+
 RESTORES = BODY % (
     "float* in = const_cast<float*>(x) + i * step + j; const float was = *(volatile float*)in;"
     " *(volatile float*)in = 2 * was; y[i * cols + j] = *in; *(volatile float*)in = was;"
