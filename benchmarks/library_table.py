@@ -259,10 +259,12 @@ def environment(device: DeviceRecord) -> str:
     """A device with versions and date."""
     known = device.environment
     versions = known.get("versions")
-    parts = [device.name, str(known.get("key", ""))]
+    key = str(known.get("key", ""))
+    parts = ["" if key.startswith(device.name) else device.name, key]
     if isinstance(versions, Mapping):
-        parts.append(", ".join(f"{k} {v}" for k, v in versions.items()))
-    return words("; ".join([*filter(None, parts), device.date]))
+        others = [f"{k} {v}" for k, v in versions.items() if f"{k} {v}" not in key]
+        parts.append(", ".join(others))
+    return words("; ".join(filter(None, [*parts, device.date])))
 
 
 def languages(operator: OperatorRecord) -> str:
