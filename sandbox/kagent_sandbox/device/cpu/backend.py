@@ -91,7 +91,7 @@ class CpuBackend:
         """A fresh process over the arena. It starts while others do: its first request waits.
 
         One that is not `timed` does not find out what asking costs, which takes 0.1 s. `callers` of
-        it can execute plans at once.
+        it can execute plans at once; from the third on they have fewer threads of OpenMP.
 
         Raises:
             ConfinementError: It cannot be confined here.

@@ -1,11 +1,11 @@
 """The confined side of a CPU launcher: binds plans to the arena and runs them when told to.
 
 The process is locked from its first instruction here. It maps the arena and closes its descriptor,
-starts torch's and OpenMP's threads (which inherit the lock), and a second thread that executes
-plans where there are to be two callers. It forbids itself any further thread, process or timer, and
-only then loads the first binary: constructors run inside all of that. Native code shares the
-process, so nothing that it answers is believed but that it answers at all: time and results are the
-judge's to observe.
+starts torch's and OpenMP's threads (which inherit the lock), and a thread that executes plans for
+each further caller; from the third on these have fewer threads of OpenMP. It forbids itself any
+further thread, process or timer, and only then loads the first binary: constructors run inside all
+of that. Native code shares the process, so nothing that it answers is believed but that it answers
+at all: time and results are the judge's to observe.
 """
 
 from __future__ import annotations
@@ -77,10 +77,11 @@ def serve(context: Context) -> None:
     fd, asked, *others = context.fds
     memory = map_arena(fd, os.fstat(fd).st_size)
     start_threads()
+    fewer = max(1, _most_threads() - 1)
     runner = Runner(memory, context.tmp, functools.partial(populate, memory))
     first = _threads()
     runner.others = {
-        _start_caller(runner, socket, fewer=number > 1)
+        _start_caller(runner, socket, fewer if number > 1 else None)
         for number, socket in enumerate(others, start=1)
     }
     runner.pools = _threads() - first - runner.others
@@ -125,34 +126,45 @@ def _openmp_keeps_threads() -> bool:
     return any(name.startswith(("libomp", "libiomp")) for name in files)
 
 
-def _start_caller(runner: Runner, asked: int, *, fewer: bool) -> int:
+def _most_threads() -> int:
+    """Threads of the calling thread's teams, once `start_threads` has been called in it: torch's
+    first operation has set what it takes itself, which may be fewer than OMP_NUM_THREADS says.
+    """
+    try:
+        return int(ctypes.CDLL("libgomp.so.1").omp_get_max_threads())
+    except OSError:
+        return 1  # no g++ on this host
+
+
+def _start_caller(runner: Runner, asked: int, fewer: int | None) -> int:
     """Start a thread that executes plans, too, and has threads of torch's and OpenMP's own: their
     pools belong to whoever begins a parallel region. Its number, as `_threads` has it.
 
-    `fewer`: OpenMP gives it fewer than the first caller has, whatever a kernel asks for.
+    `fewer`: Threads of its teams at most, whatever a kernel asks for. None: as many as the first
+    caller's.
     """
     ready = threading.Event()
 
     def answer() -> None:
-        if not fewer:
+        if fewer is None:
             start_threads()
         ready.set()
         with torch.inference_mode():
             while len(request := os.read(asked, MOST_BYTES)) >= TOKEN_BYTES:
                 os.write(asked, _executed(runner, request))
 
-    target = functools.partial(_with_fewer_threads, answer) if fewer else answer
+    target = answer if fewer is None else functools.partial(_with_threads, fewer, answer)
     thread = threading.Thread(target=target, daemon=True)
     thread.start()
     ready.wait()
     return thread.native_id or 0
 
 
-def _with_fewer_threads(function: Callable[[], object]) -> None:
-    """Start threads, one less of OpenMP's than there would be, and call a function that has these.
+def _with_threads(count: int, function: Callable[[], object]) -> None:
+    """Start that many threads of OpenMP and call a function that has these.
 
     `omp_get_max_threads` says so, and a `num_threads` clause gets no more: the limit on threads of
-    a team is OpenMP's own. Where there is one thread alone, or no g++, nothing is different.
+    a team is OpenMP's own. Without g++ nothing is different.
     """
     try:
         gomp = ctypes.CDLL("libgomp.so.1")
@@ -161,15 +173,14 @@ def _with_fewer_threads(function: Callable[[], object]) -> None:
         start_threads()
         function()
         return
-    fewer = max(1, int(gomp.omp_get_max_threads()) - 1)
 
     def limited(_: object) -> None:
         start_threads()
-        gomp.omp_set_num_threads(fewer)  # torch's first operation in a thread sets it, too
+        gomp.omp_set_num_threads(count)  # torch's first operation in a thread sets it, too
         function()
 
     callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(limited)
-    teams(callback, None, ctypes.c_uint(1), ctypes.c_uint(fewer), ctypes.c_uint(0))
+    teams(callback, None, ctypes.c_uint(1), ctypes.c_uint(count), ctypes.c_uint(0))
 
 
 def _answer(runner: Runner, channel: Channel) -> None:

@@ -28,7 +28,7 @@ def blame(exit_: Exit, limit_s: float, *, hung: str) -> LaunchFailed:
     if exit_.signal is not None and exit_.reason is None:
         message += _HINTS.get(exit_.signal, "")
     if "Thread creation failed" in exit_.log_tail:
-        message += ": only OpenMP's default number of threads is available, and no others"
+        message += ": only OpenMP's default number of threads is available, or one, and no others"
     status = Status.RUNTIME_ERROR
     if exit_.timed_out:
         status = Status.TIMEOUT

@@ -1,5 +1,6 @@
 """Native code that computes what it should, and is a bad guest in its caller's process."""
 
+import dataclasses
 import os
 import platform
 import re
@@ -8,7 +9,9 @@ import pytest
 from handmade_candidates import BODY, GOOD, TASK, built, write_task
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
+from kagent_sandbox.device.cpu import backend as backend_module
 from kagent_sandbox.device.cpu.backend import CpuBackend
+from kagent_sandbox.device.cpu.facts import cpu_facts
 from kagent_sandbox.judge.judge import Judge
 from scripted_clock import ScriptedBackend
 
@@ -348,12 +351,12 @@ NUMBERS_OF_THREADS = {
 }
 RIGHT_NUMBERS_OF_THREADS = {
     "of the team": {"count": "omp_get_num_threads()"},
+    "of one": {"clause": "if(cols < 0)", "count": "omp_get_num_threads()"},
     "of the caller": {
         "outside": "const int count = omp_get_max_threads();",
         "clause": "num_threads(count)",
         "count": "count",
     },
-    "at most two": {"clause": "num_threads(2)", "count": "omp_get_num_threads()"},
 }
 
 
@@ -371,11 +374,23 @@ def test_a_kernel_that_counts_on_a_number_of_threads_is_wrong(judge, name):
     assert "omp_get_num_threads" in found.message
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) != 2, reason="written for two cores")
 @pytest.mark.parametrize("name", RIGHT_NUMBERS_OF_THREADS)
 def test_a_kernel_that_asks_for_the_number_of_threads_passes(judge, name):
     found = check(judge, by_thread(RIGHT_NUMBERS_OF_THREADS[name]))
     assert not isinstance(found, Rejected), found
+
+
+def test_all_callers_go_by_the_threads_that_torch_takes(tmp_path, monkeypatch):
+    """Of cores that share an execution unit it takes one, where OpenMP would have as many threads."""
+    facts = cpu_facts()
+    more = dataclasses.replace(facts, units=2 * facts.units)
+    monkeypatch.setattr(backend_module, "cpu_facts", lambda: more)
+    judge = Judge(load_task(write_task(tmp_path)), ScriptedBackend(), SEED)
+    try:
+        found = check(judge, by_thread(RIGHT_NUMBERS_OF_THREADS["of the team"]))
+        assert not isinstance(found, Rejected), found
+    finally:
+        judge.close()
 
 
 def test_memory_that_code_takes_itself_is_in_peak_memory(judge):
