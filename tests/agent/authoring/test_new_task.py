@@ -361,6 +361,28 @@ def test_a_task_from_python(tmp_path, in_process, monkeypatch):
     assert load_task(made.folder).name == "soft_cap"
 
 
+def test_a_whole_number_in_a_tensor_without_dimensions_is_an_argument(
+    tmp_path, in_process, monkeypatch
+):
+    monkeypatch.setattr(new_task, "write_seeds", lambda *_, **__: [])
+    made = kagent.Task.of(
+        lambda x, p: x / (p + 1),
+        lambda: (torch.randn(48, 64), torch.full((), 7)),
+        to=tmp_path / "step",
+    )
+    assert made.signature == "operation(x: Tensor[M, N], p: Tensor[]) -> Tensor[M, N]"
+
+
+def test_lists_are_written_in_inference_mode():
+    @torch.inference_mode()
+    def halved(x, y):
+        made = [x + 1, y + 1]
+        torch._foreach_mul_(made, 0.5)
+        return made[0] + made[1]
+
+    assert traced(halved, *torch.randn(2, 9, 8)).written == ()
+
+
 def test_a_copy_that_is_written_stays_a_copy():
     def function(x):
         y = x * 1

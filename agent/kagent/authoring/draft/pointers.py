@@ -228,7 +228,7 @@ def _is_view_of(node: Any, other: Node) -> bool:
 def _counting(example: Example) -> Counting | None:
     drawing, dtype = example.drawing, example.dtype
     whole = not dtype.is_floating_point and not dtype.is_complex and dtype != torch.bool
-    if drawing.kind not in ("code", "counted") or not whole:
+    if drawing.kind not in ("code", "counted") or not whole or not example.shape:
         return None
     values = _values(drawing, example.shape[-1])
     if values is None or not 0 < values.numel() == math.prod(example.shape):

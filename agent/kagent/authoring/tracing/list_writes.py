@@ -26,7 +26,8 @@ class CountedListWrites(TorchFunctionMode):
     ) -> Any:
         """Call a function of torch, and count what it wrote."""
         given = kwargs or {}
-        written = list(lists_written(func, args, given))
+        # Nothing counts writes to tensors of inference mode; inputs are none of these.
+        written = [t for t in lists_written(func, args, given) if not t.is_inference()]
         before = [t._version for t in written]  # noqa: SLF001 - the one way to see a write
         out = func(*args, **given)
         same = [t for t, n in zip(written, before, strict=True) if t._version == n]  # noqa: SLF001
