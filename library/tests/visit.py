@@ -23,6 +23,7 @@ import conftest  # noqa: F401 - finds the library
 import torch
 
 LOOKS, LOOK_S = 12, 0.02
+END_S = 1.0  # more than an ending thread takes
 PROT_READ, PROT_WRITE = 1, 2
 # The C library keeps two signals for itself.
 SIGNALS = sorted({*range(1, 65)} - {signal.SIGKILL, signal.SIGSTOP, 32, 33})
@@ -85,13 +86,9 @@ def open_files():
 
 
 def threads():
-    """How many of this process have a name; nothing where a sandbox hides /proc.
-
-    OpenMP ends threads for a smaller team, and starts others for the next large one: torch's bf16
-    products on a CPU do so. It is their number that stays.
-    """
+    """How many of this process have a name; none where a sandbox hides /proc."""
     names = map(thread_name, glob.glob("/proc/self/task/*/comm"))
-    return dict(Counter(filter(None, names)))
+    return Counter(filter(None, names))
 
 
 def thread_name(path):
@@ -103,10 +100,21 @@ def thread_name(path):
         return ""
 
 
+def more_threads(before):
+    """Threads that came and stay, by name.
+
+    Fewer are none: OpenMP ends threads for a smaller team, and starts others for the next large
+    one, as torch's bf16 products on a CPU do. Such a thread is still there for a moment.
+    """
+    until = time.monotonic() + END_S
+    while (more := threads() - before) and time.monotonic() < until:
+        time.sleep(0.01)
+    return dict(more)
+
+
 def belongings():
-    """Threads, open files, the working directory and the settings of torch's threads."""
+    """Open files, the working directory and the settings of torch's threads."""
     return {
-        "threads": threads(),
         "open files": open_files(),
         "the working directory": os.getcwd(),
         "torch's number of threads": torch.get_num_threads(),
@@ -253,13 +261,16 @@ def main(name):
         found += [f"{case}: the argument {argument} was changed" for argument in written]
         after = {**floating_point(), **handlers()}
         found += [f"{case}: {text}" for text in changed(before, after)]
-    settled = belongings()
+    floating_point()  # torch's teams are as large as they become
+    settled, started = belongings(), threads()
     gc.collect()
     gc.freeze()  # each look at the memory collects what calls have left, and not all of torch
     for case in task.cases():
         if keeps_memory(functools.partial(operator.op, *task.arguments(case).values())):
             found.append(f"{case}: every call keeps memory")
     found += [f"repeated: {text}" for text in changed(settled, belongings())]
+    if more := more_threads(started):
+        found.append(f"repeated: more threads: {more}")
     return found
 
 

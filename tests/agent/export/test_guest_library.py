@@ -21,7 +21,7 @@ INCLUDED = "".join(f"#include <{h}>\n" for h in ("fcntl.h", "omp.h", "thread", "
 HEAD = INCLUDED + (LOADED % "std::signal(SIGUSR1, [](int) {});")
 IN_CALL = (
     "static void* volatile kept; kept = std::malloc(4096);"
-    'open("/dev/null", 0);'
+    'static int opened; if (opened++ < 200) open("/dev/null", 0);'
     "static int started; if (started++ < 200) std::thread(pause).detach();"
     "\n#pragma omp parallel\n  if (omp_get_thread_num()) {" + FLUSHES + "}\n" + FLUSHES
 )
@@ -32,7 +32,7 @@ SAYS = (
     "the handler of signal 10",
     "keeps memory",
     "open files: new: \\[",
-    "threads: \\{",
+    "more threads: \\{",
 )
 WRITES = "{ float* volatile p = (float*)x; *p = *(volatile float*)p; }"
 
@@ -102,6 +102,13 @@ def test_a_bad_guest_is_told_of_everything_that_it_changed(visited_with):
     assert done.returncode == 1, done.stdout + done.stderr
     missed = [says for says in SAYS if not re.search(says, done.stdout)]
     assert missed == [], done.stdout
+
+
+@pytest.mark.nightly
+def test_a_guest_with_teams_of_other_sizes_is_a_good_one(visited_with):
+    team = "static int calls; const int size = calls++ % 2 ? 2 : 5;"
+    done = visited_with("", team + "\n#pragma omp parallel num_threads(size)\n  {}\n")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.nightly
