@@ -53,6 +53,9 @@ def test_the_languages_own_libraries_are_fine():
         ),
         ("#include <malloc.h>", "mallopt(M_MMAP_THRESHOLD, 1 << 30);", "mallopt"),
         ("", "srand(1);", "srand"),
+        ("#include <cstdlib>", "y[0] = rand();", "rand"),
+        ("#include <stdlib.h>", "y[0] = lrand48();", "lrand48"),
+        ("#include <stdlib.h>", "on_exit([](int, void*) {}, 0);", "on_exit"),
     ],
 )
 def test_ways_to_torch_python_and_the_callers_allocator_are_named(declared, used, named):

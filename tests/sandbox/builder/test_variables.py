@@ -50,6 +50,12 @@ SOME = {
         ': "=r"(n)); y[0] = n;',
         "own",
     ),
+    "in PTX, after others": (
+        "",
+        'unsigned n; asm volatile("{.global /* a word */ .u32 a[2] = {1, 2}, b = 3, own; '
+        'atom.global.add.u32 %0, [own], 1;}" : "=r"(n)); y[0] = n;',
+        "own",
+    ),
 }
 
 

@@ -21,8 +21,13 @@ _LIBRARIES = re.compile(
     r"(libc|libm|libgomp|libstdc\+\+|libgcc_s|libmvec|libpthread|libdl|librt|ld-linux[\w-]*)\.so[.\d]*"
 )
 _LOADER = re.compile(r"dl(open|mopen|sym|vsym)$|__libc_dl")
-_UNREADABLE = re.compile(r"(mallopt|srand(om|48)?|initstate|setstate|lcong48|seed48)$")
-"""Setters of what a process has once, and nobody can read: no look at it afterwards finds them."""
+_UNREADABLE = re.compile(
+    r"(mallopt|s?rand(om|48)?|[deljmn]rand48|initstate|setstate|lcong48|seed48|on_exit)$"
+)
+"""They set what a process has once, and nobody can read: no look at it afterwards finds them. A
+random number is the caller's next one, and a function that `on_exit` takes is called at the end of
+the process, when its library may be gone.
+"""
 _FOREIGN = re.compile(
     r"_?Py[A-Z_]|_ZN?K?(2at|3c10|5torch|6caffe2)|aoti_|(cblas|mkl|LAPACKE|dnnl|openblas)_|[sdcz]gemm_?$"
 )
@@ -40,7 +45,7 @@ def forbidden_import(binary: bytes) -> str | None:
         if _LOADER.match(name):
             return f"{name}, which finds other libraries' functions"
         if _UNREADABLE.match(name):
-            return f"{name}, which changes its caller's memory allocator or random numbers"
+            return f"{name}, which changes its caller's allocator, random numbers or end"
         if _FOREIGN.match(name):
             return f"{name}, which is not a kernel's own work"
     for name in _needed(elf):

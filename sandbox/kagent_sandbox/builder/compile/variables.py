@@ -15,21 +15,32 @@ import re
 from collections import Counter
 
 # https://docs.nvidia.com/cuda/parallel-thread-execution/: variable declarations
-_DECLARED = re.compile(
+_DECLARATION = re.compile(
     r"\.global\s+(?:\.attribute\s*\([^)]*\)\s*)?(?:\.align\s+\d+\s+)?(?:\.v[24]\s+)?\.[a-z]\w*\s+"
-    r"([\w$%]+)(?:\[[^\]]*\])*\s*;"
+    r"([\w$%][^;]*);"
 )
+_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
+_CONTENTS = re.compile(r"\{[^{}]*\}")
 _NAME = re.compile(r"[\w$%]+")
 _LENGTH = re.compile(r"(?<![a-z])\d+")  # of a part of a mangled name, not the 2 of ILj2EE
 
 
 def used_variables(ptx: str) -> list[str]:
     """Names of variables without contents that a module's code uses, as its source has them."""
-    declared = dict.fromkeys(_DECLARED.findall(ptx))
+    text = _COMMENT.sub(" ", ptx)
+    declared = dict.fromkeys(name for d in _DECLARATION.findall(text) for name in _empty(d))
     if not declared:
         return []
-    uses = Counter(name for name in _NAME.findall(ptx) if name in declared)
+    uses = Counter(name for name in _NAME.findall(text) if name in declared)
     return [_in_source(name) for name in declared if uses[name] > 1]
+
+
+def _empty(declarators: str) -> list[str]:
+    """Names of those that are given no contents."""
+    while (shorter := _CONTENTS.sub("", declarators)) != declarators:
+        declarators = shorter  # braces in braces
+    found = [_NAME.match(d.strip()) for d in declarators.split(",") if "=" not in d]
+    return [name[0] for name in found if name]
 
 
 def _in_source(name: str) -> str:

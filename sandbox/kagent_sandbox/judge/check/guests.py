@@ -5,8 +5,10 @@ rounding of floating point or the treatment of subnormal numbers, and not signal
 files or OpenMP's settings. It may not write its inputs, not even to put them back, and a call may
 keep no memory. Every check case runs once more in a launcher of its own: first with its inputs in
 pages that cannot be written, then many times in a row. So do the timed plans of who may be
-promoted, since host code and kernels choose by shape. Two threads then call the plan at once
-(`two_callers`). At last the libraries are unloaded, so that destructors run while somebody looks.
+promoted, since host code and kernels choose by shape. Other threads then call the plan, two of them
+at once (`two_callers`). At last these threads end and the libraries are unloaded, so that
+destructors run while somebody looks. A library stays loaded where the first thread still has an
+object of its own with a destructor, a `thread_local`: its other destructors run at the very end.
 """
 
 from __future__ import annotations
@@ -82,7 +84,7 @@ def refuse_bad_guests(
 
     Raises:
         CandidateRejected: It changes its host or an input, keeps memory, takes too long, or is
-            wrong when two threads call it at once.
+            wrong or failing when other threads call it.
     """
     plans = {c.name: contender.plan(c.name) for c in cases}
     native = {name for name, plan in plans.items() if _is_native(plan)}
@@ -174,7 +176,7 @@ class _Visit:
         self._others_bytes = self.host.asked_bytes() - own_bytes
 
     def end(self) -> None:
-        """Have a caller end and the libraries unloaded, as when a program ends."""
+        """Have all callers but the first end and the libraries unloaded, as when a program ends."""
         try:
             self.host.unload()
         except LaunchFailed as e:

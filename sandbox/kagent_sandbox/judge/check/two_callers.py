@@ -57,7 +57,7 @@ _ADVICE = (
 )
 
 _TOGETHER = "wrong when two threads call it at once, each with memory of its own"
-_FEWER_THREADS = "wrong in a thread that has fewer threads of OpenMP than this machine"
+_FEWER = "fewer threads of OpenMP than this machine"
 _THREADS_ADVICE = (
     "Divide the work by omp_get_num_threads(), asked inside of the parallel region, or by "
     "`omp for`: a caller may have any number of threads"
@@ -156,15 +156,21 @@ class TwoCallers:
         """Have the third thread call a caller's plan.
 
         Raises:
-            CandidateRejected: A result is wrong.
-            LaunchFailed: It fails.
+            CandidateRejected: A result is wrong, or the process fails or hangs.
         """
         place, draw = caller.places[0], caller.draw
         self._write(draw, [place])
-        with self.budget.spend(draw.case.name):
-            self.host.execute_together([[], [], [place.key]], limit_s=bounded(RUN_LIMIT_S))
+        try:
+            with self.budget.spend(draw.case.name):
+                self.host.execute_together([[], [], [place.key]], limit_s=bounded(RUN_LIMIT_S))
+        except LaunchFailed as e:
+            text = f"in a thread that has {_FEWER}: {e}. {_THREADS_ADVICE}"
+            verdict = Rejected(self.budget.stage, e.status, text, draw.case.name)
+            raise CandidateRejected(verdict) from e
         self.host.stop()
-        self._refuse_wrong(place.outputs(), draw, _FEWER_THREADS, _THREADS_ADVICE)
+        self._refuse_wrong(
+            place.outputs(), draw, f"wrong in a thread that has {_FEWER}", _THREADS_ADVICE
+        )
 
     def _write(self, draw: InputSet, placements: Sequence[PlanPlacement]) -> None:
         """Put inputs and stale values into places."""

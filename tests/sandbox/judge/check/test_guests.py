@@ -374,6 +374,15 @@ def test_a_kernel_that_counts_on_a_number_of_threads_is_wrong(judge, name):
     assert "omp_get_num_threads" in found.message
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there are no fewer than one")
+def test_a_kernel_that_ends_where_there_are_fewer_threads_is_told_so(judge):
+    outside = f"if (omp_get_max_threads() < {len(os.sched_getaffinity(0))}) abort();"
+    found = check(judge, by_thread({"outside": outside, "count": "omp_get_num_threads()"}))
+    assert isinstance(found, Rejected), found
+    assert (found.stage, found.status) == (Stage.CHECK, Status.RUNTIME_ERROR)
+    assert found.message.startswith("in a thread that has fewer threads of OpenMP")
+
+
 @pytest.mark.parametrize("name", RIGHT_NUMBERS_OF_THREADS)
 def test_a_kernel_that_asks_for_the_number_of_threads_passes(judge, name):
     found = check(judge, by_thread(RIGHT_NUMBERS_OF_THREADS[name]))
