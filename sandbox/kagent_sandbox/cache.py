@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import stat
 import tempfile
 from pathlib import Path
 from typing import TypeVar
@@ -16,9 +17,32 @@ T = TypeVar("T")
 
 
 def cache_folder() -> Path:
-    """`$XDG_CACHE_HOME/kagent`, by default `~/.cache/kagent`. It may not exist."""
+    """`$XDG_CACHE_HOME/kagent`, by default `~/.cache/kagent`. It may not exist.
+
+    Where it cannot be written, this user's folder among the temporary files: torch's compiler works
+    with no folder that is read-only.
+    """
     base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if base else Path.home() / ".cache") / "kagent"
+    folder = (Path(base) if base else Path.home() / ".cache") / "kagent"
+    return folder if _can_be_made(folder) else _temporary() or folder
+
+
+def _can_be_made(folder: Path) -> bool:
+    """Whether files can be written there, once it has been made."""
+    there = next((p for p in (folder, *folder.parents) if p.exists()), folder)
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+
+
+def _temporary() -> Path | None:
+    """A folder that is this user's alone, since binaries are loaded from it; None if it is not."""
+    folder = Path(tempfile.gettempdir()) / f"kagent-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+    except OSError:
+        return None
+    private = stat.S_ISDIR(status.st_mode) and not stat.S_IMODE(status.st_mode) & 0o077
+    return folder if private and status.st_uid == os.getuid() else None
 
 
 def compiled_folder() -> Path:

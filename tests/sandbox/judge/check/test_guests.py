@@ -390,7 +390,7 @@ def test_a_kernel_that_asks_for_the_number_of_threads_passes(judge, name):
 
 
 def test_all_callers_go_by_the_threads_that_torch_takes(tmp_path, monkeypatch):
-    """Of cores that share an execution unit it takes one, where OpenMP would have as many threads."""
+    """Of cores that share an execution unit it takes one, where OpenMP would take all."""
     facts = cpu_facts()
     more = dataclasses.replace(facts, units=2 * facts.units)
     monkeypatch.setattr(backend_module, "cpu_facts", lambda: more)
