@@ -1,8 +1,9 @@
 """The lineage as rows of text: the winner's path is the trunk, and what was tried branches off.
 
 Of a candidate's children one continues its column: the next one of the path, otherwise the one
-with the most descendants. The others branch off before it, one column to the right. So columns are
-few (a branch has at most half of its trunk's descendants), and no line crosses a text.
+with the most descendants, of equal ones the fastest. The others branch off before it, one column to
+the right. So columns are few (a branch has at most half of its trunk's descendants), and no line
+crosses a text.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def lineage_rows(lineage: Lineage, path: Sequence[int]) -> list[LineageRow]:
     def heir(candidate_id: int) -> int | None:
         of = children.get(candidate_id, [])
         following = [c for c in of if (candidate_id, c) in trunk]
-        return max(following or of, key=lambda c: (sizes[c], -c), default=None)
+        return max(
+            following or of, key=lambda c: (sizes[c], lineage.log_speed(c), -c), default=None
+        )
 
     rows: list[LineageRow] = []
     roots = sorted(children.get(None, []), key=lambda c: (c not in on_path, c))

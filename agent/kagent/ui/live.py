@@ -38,6 +38,7 @@ from kagent.runs.lineage import Candidate, Operator, Proposal, roofline_share
 
 _RECENT = 8  # verdicts that the panel shows
 _BAR = 50  # characters
+_LABEL, _GAP = 9, 2  # characters: of the longest label, and beside it
 _FLYING = 6  # lines
 _PLACE = 13  # characters of a verdict's line before the candidate's name
 
@@ -359,9 +360,9 @@ class LiveDisplay:
         left = state.remaining_s()
         remaining = "" if left is None else f", about {clock(left)} remaining"
         flying = state.flight_lines()
-        table = Table.grid(padding=(0, 2))
+        table = Table.grid(padding=(0, _GAP))
         table.add_column(style="dim", no_wrap=True)
-        table.add_column(no_wrap=True, overflow="ellipsis")
+        table.add_column(no_wrap=True, overflow="ellipsis", max_width=self._room)
         table.add_row("step", Text(state.step_text()))
         if state.note and state.phase is not None:
             table.add_row("", Text(state.note, "dim"))
@@ -374,11 +375,17 @@ class LiveDisplay:
         table.add_row("time", f"{clock(time.monotonic() - state.began_s)} elapsed{remaining}")
         return Group(*self._recent, Text(), table)
 
+    @property
+    def _room(self) -> int:
+        """Characters beside the labels."""
+        return max(1, self._console.width - _LABEL - _GAP)
+
     def _add_search(self, table: Table) -> None:
         """Rows about what was found so far."""
         state = self._state
         table.add_row("incumbent", state.incumbent_text())
-        bar = ProgressBar(total=max(state.budget, 1), completed=state.counted, width=_BAR)
+        width = min(_BAR, self._room)
+        bar = ProgressBar(total=max(state.budget, 1), completed=state.counted, width=width)
         table.add_row("", bar)
         table.add_row("evaluated", f"{state.counted} of {state.budget}")
         table.add_row("passed", f"{state.passed}, seeds included")

@@ -16,6 +16,7 @@ Cell: TypeAlias = str | Text
 _GAP = 2  # characters between columns
 _HEAD_RULE = box.Box("    \n    \n ── \n    \n    \n    \n    \n    \n")  # a line below the headers
 _NARROWEST = 24  # of a column that wraps: narrower, and it becomes a tower
+_SHORTEST = 8  # of a name that is cut; verdicts are shorter
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,15 @@ class TextTable:
     def _width(self, kept: Sequence[int]) -> int:
         return sum(self._least(i) + _GAP for i in kept) - _GAP
 
+    def _widths(self, kept: Sequence[int], room: int) -> list[int]:
+        """Least characters of each column; too many together are taken from the widest names."""
+        widths = {i: self._least(i) for i in kept}
+        for _ in range(self._width(kept) - room):
+            names = [i for i in kept if widths[i] > _SHORTEST and not self.columns[i].right]
+            if names:
+                widths[max(names, key=lambda i: widths[i])] -= 1
+        return list(widths.values())
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         kept = self.shown(options.max_width)
         fits = self._width(kept) <= options.max_width
@@ -86,13 +96,14 @@ class TextTable:
             show_edge=False,
             header_style="dim",
         )
-        for i in kept:
+        for i, width in zip(kept, self._widths(kept, options.max_width), strict=True):
             column = self.columns[i]
             table.add_column(
                 column.header,
                 justify="right" if column.right else "left",
                 no_wrap=not column.wrap,
-                min_width=self._least(i) if fits else None,
+                width=None if fits else width,
+                min_width=width,
                 overflow="fold" if column.wrap else "ellipsis",
             )
         for row in self._rows:

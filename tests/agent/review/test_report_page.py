@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kagent.review import page, plots, report_data, sources, summary
-from kagent.review.lineage_rows import lineage_rows
+from kagent.review.lineage_rows import LineageRow, lineage_rows
 from kagent.review.live import PageServer
 from kagent.review.scales import RatioScale, whole_ticks
 from kagent.runs.lineage import Candidate, Lineage, Operator, Proposal
@@ -321,6 +321,10 @@ def test_a_lineage_has_its_path_as_the_trunk():
         (4, ("passed",)),
     ]
     assert [row.id for row in rows if row.on_path] == [0, 2, 3]
+    refused = Rejected(Stage.BUILD, Status.POLICY, "")
+    rejected = replace(candidate(1, 0), verdict=refused)
+    leaves = lineage_rows(Lineage([candidate(0), rejected, candidate(2, 0)]), [0])
+    assert leaves[-1] == LineageRow(("passed up",), 2)  # the fastest goes on, not the first
     chain = Lineage(candidate(i, *([i - 1] if i else [])) for i in range(1500))
     assert {len(row.guides) for row in lineage_rows(chain, [0])} == {1}
 

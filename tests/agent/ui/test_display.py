@@ -1,4 +1,5 @@
 import io
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -154,6 +155,13 @@ def panel_of(display):
     panel = Console(file=io.StringIO(), width=100)
     panel.print(display._render())
     return panel.file.getvalue()
+
+
+def test_a_narrow_terminal_shortens_what_is_said_and_no_label():
+    _, panel = live(40)
+    for label in ("in flight", "incumbent", "evaluated", "passed", "rejected", "time"):
+        assert re.search(rf"^{label} +\S", panel, re.MULTILINE), panel
+    assert max(map(len, panel.splitlines())) <= 40
 
 
 def test_the_panel_says_from_the_first_moment_what_is_being_done():

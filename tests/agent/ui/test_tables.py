@@ -1,4 +1,5 @@
 import io
+import re
 from dataclasses import replace
 
 from hypothesis import given
@@ -130,6 +131,14 @@ def test_a_race_at_80_columns_names_everyone_and_compares_every_case():
     assert rows[-1].startswith("compile max-autotune did not run on float32 M=8 N=1024: out of")
     wide = rendered(tables.race_table(synthetic_race(), matrix=False, labels=labels), 130)
     assert any("1.980–2.020" in line for line in wide)
+
+
+def test_a_narrow_race_shortens_names_and_no_number():
+    labels = {"1": "#1 triton_online+triton_rows", "0": "#0 triton_rows"}
+    lines = rendered(tables.race_table(synthetic_race(), matrix=False, labels=labels), 50)
+    assert lines[2].startswith("float32")
+    assert any("2.000×" in line and "FASTER" in line for line in lines), lines
+    assert not re.search(r"[0-9.]…", "\n".join(lines)), lines
 
 
 def test_times_that_no_race_compared_have_no_ratio():
