@@ -6,6 +6,7 @@ import platform
 import re
 
 import pytest
+import torch
 from handmade_candidates import BODY, GOOD, TASK, built, write_task
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
@@ -374,9 +375,9 @@ def test_a_kernel_that_counts_on_a_number_of_threads_is_wrong(judge, name):
     assert "omp_get_num_threads" in found.message
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there are no fewer than one")
+@pytest.mark.skipif(torch.get_num_threads() < 2, reason="there are no fewer than one")
 def test_a_kernel_that_ends_where_there_are_fewer_threads_is_told_so(judge):
-    outside = f"if (omp_get_max_threads() < {len(os.sched_getaffinity(0))}) abort();"
+    outside = f"if (omp_get_max_threads() < {torch.get_num_threads()}) abort();"
     found = check(judge, by_thread({"outside": outside, "count": "omp_get_num_threads()"}))
     assert isinstance(found, Rejected), found
     assert (found.stage, found.status) == (Stage.CHECK, Status.RUNTIME_ERROR)
