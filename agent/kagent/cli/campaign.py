@@ -96,7 +96,7 @@ def campaign(
     from kagent.campaign.record import Campaign
     from kagent.campaign.running import CampaignRunner
     from kagent.config.values import parse_seconds
-    from kagent.runs.files import clear_errors, take_lock
+    from kagent.runs.files import clear_errors, require_folder, take_lock
     from kagent.suite.problems import absolute
     from kagent.suite.record import read_record, write_record
 
@@ -106,6 +106,8 @@ def campaign(
         raise UserError(f"--max-time: {e}") from None
     if max_cost is not None and not max_cost > 0:
         raise UserError(f"--max-cost {max_cost:g}: expected dollars above 0")
+    if export is not None:
+        require_folder(export)
     folder = _folder(sources, to)
     where = SLURM if on == SLURM else load_config(on=on).on
     if where == SLURM:

@@ -72,6 +72,7 @@ def export(
     from kagent.export.host import open_host
     from kagent.export.views import exported_json, exported_view, files_json, files_view
     from kagent.export.winners import find_winner
+    from kagent.runs.files import require_folder
 
     if single_file and name is not None:
         raise UserError("--name is a library's; with --single-file, files have their task's name")
@@ -79,6 +80,7 @@ def export(
         on, device, jobs=jobs, isolation=isolation, runs=folder, accelerator=accelerator
     )
     isolate(isolation)
+    require_folder(to)
     winners = [find_winner(config.runs, run, allow_slower=allow_slower) for run in runs]
     for winner in winners:
         where = "run this command where there is one, on a copy of the folder"
@@ -126,10 +128,13 @@ def certify(
     from kagent.export.host import open_host
     from kagent.export.reading import read_library
     from kagent.export.views import certificate_json, certificate_view
+    from kagent.runs.files import require_folder
 
     config = _config(on, device, jobs=jobs, isolation=isolation, accelerator=accelerator)
     isolate(isolation)
     disk = read_library(library)
+    if update:
+        require_folder(library)
     with status(quiet=json_) as say, open_host(config, say) as host:
         found, sessions = certify_library(disk, host, say, operators or ())
         if update:

@@ -288,8 +288,6 @@ def _name(disk: OnDisk | None, folder: Path, name: str | None) -> str:
 
 def _refuse_used(folder: Path) -> None:
     """Only into a new folder, an empty one, or one that holds nothing but a repository's own."""
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder}: is a file; name a folder for the library")
     inside = [p.name for p in folder.iterdir()] if folder.is_dir() else []
     if odd := sorted(n for n in inside if n not in (".git", ".gitignore", ".gitattributes")):
         raise UserError(

@@ -495,8 +495,6 @@ def refuse_others(folder: Path, names: Sequence[str], *, force: bool) -> None:
     Raises:
         UserError: There is one; `force` takes it for an earlier export.
     """
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder}: is a file; name a folder for the files (--to)")
     there = [n for n in names if (folder / n).exists()]
     if there and not force:
         raise UserError(

@@ -1,5 +1,6 @@
 """Input that commands refuse: one clear line, before any work, and nothing is made or lost."""
 
+import errno
 import os
 import shutil
 import stat
@@ -104,6 +105,18 @@ def test_a_library_for_gpus_alone_does_not_patch_without_one(kagent, tmp_path, m
     )
 
 
+def test_a_library_on_a_read_only_disk_is_not_measured_for_an_update(kagent, monkeypatch, tmp_path):
+    def locked(**_):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    library = gpu_library()
+    write_library(library, files_of(library, cubins={}), tmp_path / "library")
+    monkeypatch.setattr("kagent.runs.files.tempfile.TemporaryDirectory", locked)
+    monkeypatch.setattr("kagent.export.certify.certify", None)  # nothing is measured
+    ended = kagent("certify", "library", "--update")
+    refused(ended, "library: cannot be written (Read-only file system): name another place")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -166,6 +179,9 @@ def test_damage_to_a_run_is_told_in_words(kagent, stored):
          "folder of tasks, or a TOML file", 2),
         (("new", "folder:f"), "folder: a folder, where a Python file was expected", 2),
         (("new", "own.py:f", "--to", "/proc/nope"), "/proc/nope: cannot be written", 2),
+        (("export", RUN, "--to", "/proc/nope"), "/proc/nope: cannot be written", 2),
+        (("export", RUN, "--single-file", "--to", "file"), "file: a file, where a folder was", 2),
+        (("campaign", "softmax", "--export", "/proc/nope"), "/proc/nope: cannot be written", 2),
         (("show", "./folder"), "./folder: no run there (no run.json)", 4),
         (("selftest", "--chapter", "nope"), "beyond, and machine", 2),
         (("runs", "--runs", "file"), "file: a file, where a folder of runs was expected", 2),
