@@ -81,7 +81,8 @@ class Task:
             The task, checked.
 
         Raises:
-            UserError: The function cannot become a task, or the folder is there already.
+            UserError: The function cannot become a task, or the folder is there already or cannot
+                be written.
             TaskError: The task has a fault.
 
         Example:

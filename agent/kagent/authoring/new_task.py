@@ -27,6 +27,7 @@ from kagent.authoring.seeds import SeedOutcome, write_seeds
 from kagent.authoring.tracing.operation import Operation
 from kagent.authoring.tracing.sizes import Room
 from kagent.authoring.tracing.trace import TracedOperation
+from kagent.runs.files import require_folder
 from kagent.tasks import Seed, seeds_of
 
 Say = Callable[[str], None]
@@ -97,7 +98,7 @@ def make_task(
         say: Is told what is being done.
 
     Raises:
-        UserError: The folder is there already, or `vary` names no dimension.
+        UserError: The folder is there already or cannot be written, or `vary` names no dimension.
         AuthoringError: The operation cannot become a task.
         TaskError: The task has a fault that could not be mended.
     """
@@ -113,6 +114,7 @@ def make_task(
         return replace(made, folder=folder, derived=derived)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: it is there already: name another with --to, or remove it")
+    require_folder(folder)
     began = time.perf_counter()
     say(f"running {operation.origin} on symbolic tensors")
     room, draft = _tried_rooms(find_rooms(operation, vary), say)

@@ -1,7 +1,9 @@
 """`kagent new` and `kagent import`: what they print, and how they refuse."""
 
+import errno
 import json
 import logging
+import os
 
 import pytest
 import torch
@@ -54,6 +56,21 @@ def test_a_new_task_is_described(file, tmp_path, monkeypatch, capsys):
     again = run(monkeypatch, capsys, *words)
     assert again.code == 2
     assert "it is there already" in again.err
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_tracing(
+    file, tmp_path, monkeypatch, capsys
+):
+    def locked(**_):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(new_task, "find_rooms", None)  # nothing is traced
+    monkeypatch.setattr("kagent.runs.files.tempfile.TemporaryDirectory", locked)
+    monkeypatch.chdir(tmp_path)
+    ended = run(monkeypatch, capsys, "new", f"{file}:half")
+    assert ended.code == 2, ended
+    said = "half: cannot be written (Read-only file system): name another place"
+    assert said in " ".join(ended.err.split())
 
 
 @pytest.mark.parametrize(
