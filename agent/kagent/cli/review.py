@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,6 +29,7 @@ from kagent.cli.app import (
     status,
 )
 from kagent.config.settings import load_config
+from kagent.text import plural
 
 if TYPE_CHECKING:
     from kagent.runs.store import RunStore
@@ -118,7 +120,11 @@ def top(
     from kagent.tasks import is_task
 
     where = runs_to_list(folder)
-    rows = compare.top_rows(where, task, count)
+    rows, unread = compare.top_rows(where, task, count)
+    if unread:
+        words = ["kagent", "runs", *(["--runs", str(where)] if folder is not None else [])]
+        told = f"{plural(unread, 'run')} cannot be read: {shlex.join(words)} says why"
+        err.print(Text(told, "yellow"), soft_wrap=True)
     if task is not None and not rows and not is_task(task):
         raise UserError(
             f"no task {task!r}, and no finished candidates of one in {where}: kagent tasks lists "

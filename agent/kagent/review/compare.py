@@ -255,18 +255,25 @@ def _change(old: Row | None, new: Row | None, key: str, show: Callable[[str], st
 # -- across runs ----------------------------------------------------------------------------------
 
 
-def top_rows(runs: Path, task: str | None, count: int) -> list[Row]:
-    """The best candidates of all runs: at most `count` for each task and device.
+def top_rows(runs: Path, task: str | None, count: int) -> tuple[list[Row], int]:
+    """The best candidates of all runs, and the number of runs that cannot be read.
 
     A run's winner of the final race carries its result there; others have what the search found,
     and stand below all that were raced.
+
+    Args:
+        runs: Folder of runs.
+        task: Only its runs; None for those of all tasks. A run that cannot be read may be of any.
+        count: Candidates at most, for each task and device.
     """
+    unread = 0
     groups: dict[tuple[str, str], list[dict[str, object]]] = {}
     for folder in list_runs(runs):
         try:
             store, history = read_history(folder)
         except RunError:
-            continue  # `kagent runs` says what is wrong with it
+            unread += 1  # `kagent runs` says what is wrong with it
+            continue
         manifest, lineage = store.manifest, history.lineage
         if task not in (None, manifest.task):
             continue
@@ -296,11 +303,12 @@ def top_rows(runs: Path, task: str | None, count: int) -> list[Row]:
             group = groups.setdefault((manifest.task, manifest.device), [])
             if not any((r["run"], r["candidate"]) == (folder.name, c.id) for r in group):
                 group.append(row)
-    return [
+    rows: list[Row] = [
         row
         for _, group in sorted(groups.items())
         for row in sorted(group, key=_worth, reverse=True)[:count]
     ]
+    return rows, unread
 
 
 def _worth(row: Row) -> tuple[bool, float]:

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from commands import run
 from kagent.review import compare
 from kagent.runs.store import read_history
 from rich.console import Console
@@ -81,7 +82,8 @@ def shipped(tmp_path):
 
 
 def test_top_ranks_what_was_raced_above_what_was_not(shipped):
-    rows = compare.top_rows(shipped, None, 5)
+    rows, unread = compare.top_rows(shipped, None, 5)
+    assert not unread
     for task in {r["task"] for r in rows}:
         mine = [r for r in rows if r["task"] == task]
         assert len(mine) == 5
@@ -93,9 +95,19 @@ def test_top_ranks_what_was_raced_above_what_was_not(shipped):
     assert "1.582×" in shown(compare.top_view(rows))
 
 
-def test_top_of_one_task_passes_over_damaged_runs(tmp_path):
-    shutil.copytree(RUNS / "softmax-ask-tell", tmp_path / "good")
-    (tmp_path / "bad").mkdir()
-    (tmp_path / "bad" / "run.json").write_text("{")
-    assert {r["run"] for r in compare.top_rows(tmp_path, "softmax", 3)} == {"good"}
-    assert compare.top_rows(tmp_path, "gelu", 3) == []
+def test_top_passes_over_damaged_runs_and_says_so(tmp_path, monkeypatch, capsys):
+    shutil.copytree(RUNS / "softmax-ask-tell", tmp_path / "my runs" / "good")
+    bad = tmp_path / "my runs" / "bad"
+    bad.mkdir()
+    (bad / "run.json").write_text("{")
+    monkeypatch.chdir(tmp_path)
+    found = run(monkeypatch, capsys, "top", "softmax", "--runs", "my runs", "--json")
+    assert {r["run"] for r in json.loads(found.out)} == {"good"}
+    told = "1 run cannot be read: kagent runs --runs 'my runs' says why"
+    assert told in " ".join(found.err.split())
+    none = run(monkeypatch, capsys, "top", "gelu", "--runs", "my runs")
+    assert none.code == 0
+    assert "no finished candidates of gelu" in none.out
+    assert told in " ".join(none.err.split())
+    (tmp_path / "my runs").rename(tmp_path / "runs")
+    assert "cannot be read: kagent runs says why" in run(monkeypatch, capsys, "top").err
