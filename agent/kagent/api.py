@@ -7,6 +7,7 @@ Every method does the same as the command of its name. docs/agents.md has more e
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from typing import Self
 
 from kagent_sandbox.errors import UserError
 
+from kagent.arguments import is_whole, require, require_flags
 from kagent.asktell import answers, judging, merging, open_asks
 from kagent.asktell.judging import Bench, JudgeResult
 from kagent.asktell.merging import Merged
@@ -34,6 +36,9 @@ from kagent.runs.manifest import Manifest, find_run, read_manifest
 from kagent.runs.store import RunStore, read_history
 
 __all__ = ["Best", "OpenAsk", "Result", "Run", "Task"]
+
+_ID = "a candidate's id, a whole number from 0 on, or None"
+_OBSERVER = "a function that takes an event (kagent.runs.events), or None"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +103,23 @@ class Task:
                 task = kagent.Task.of(softcap, torch.randn(1024, 512), vary=sizes)
                 print(task.signature, task.dims)  # "M" is 1024 and "N" 512 in the example
         """
+        from torch import Tensor
+
         from kagent.authoring.draft.rooms import parse_vary
         from kagent.authoring.new_task import make_task
         from kagent.authoring.tracing.operation import make_operation
 
-        axes = parse_vary(f"{where}={dim}" for where, dim in (vary or {}).items())
+        inputs = "a tensor, a tuple, list or dict of arguments, or a function that returns such"
+        fits = isinstance(example_inputs, Tensor | tuple | list | Mapping)
+        require(fits or callable(example_inputs), "example_inputs", example_inputs, inputs)
+        given = {} if vary is None else vary
+        words = (*given, *given.values()) if isinstance(given, Mapping) else (given,)
+        texts = all(isinstance(word, str) for word in words)
+        require(texts, "vary", vary, 'names of dimensions, as in {"x:0": "B"}, or None')
+        require(to is None or isinstance(to, str | Path), "to", to, "the path of a folder, or None")
+        require(name is None or isinstance(name, str), "name", name, "a task's name, or None")
+        require_flags(backward=backward)
+        axes = parse_vary(f"{where}={dim}" for where, dim in given.items())
         operation = make_operation(function, example_inputs, name=name, backward=backward)
         made = make_task(operation, Path(to or operation.name), vary=axes)
         return cls(made.folder, made.task.signature, made.trace.dims, made.notes, made.holes)
@@ -163,6 +180,11 @@ class Run:
             UserError: There is no such task or target, or an option does not fit.
             RunError: The folder cannot be written.
         """
+        fits = isinstance(task, Path) or (isinstance(task, str) and task)
+        require(fits, "task", task, "a task's name or folder: kagent tasks lists the names")
+        known = target is None or isinstance(target, str)
+        require(known, "target", target, '"cpu", "sm_90a", ..., or None for this machine\'s device')
+        require(observe is None or callable(observe), "observe", observe, _OBSERVER)
         config = load_config(
             lang=lang, seed=seed, memory=memory, runs=runs, prompts=prompts, jobs=jobs
         )
@@ -201,6 +223,9 @@ class Run:
                 run = kagent.Run.open("latest")
                 print(run.best or "nothing has passed yet")
         """
+        fits = isinstance(run, Path) or (isinstance(run, str) and run)
+        require(fits, "run", run, 'a run\'s name or path, or "latest": kagent runs lists them')
+        require(observe is None or callable(observe), "observe", observe, _OBSERVER)
         folder = find_run(load_config(runs=runs).runs, str(run))
         read_manifest(folder)
         opened = cls.__new__(cls)
@@ -237,6 +262,7 @@ class Run:
             UserError: Nothing is left to improve, or the run has a proposer of its own.
             RunError: The run cannot be read or written.
         """
+        require(is_whole(count, 1), "count", count, "a whole number above 0")
         return open_asks.ask(self.folder, count, self._config)
 
     def open_asks(self) -> list[OpenAsk]:
@@ -290,6 +316,13 @@ class Run:
                     print(run.tell(ask, open("reply.md").read()).verdict)
         """
         number = ask.id if isinstance(ask, OpenAsk) else ask
+        asks = "an OpenAsk, its number, or None for a kernel that nobody asked for"
+        require(number is None or is_whole(number), "ask", ask, asks)
+        texts = "the text of a reply or of a kernel file: read a file first"
+        require(isinstance(text, str), "text", text, texts)
+        require(parent is None or is_whole(parent), "parent", parent, _ID)
+        require(by is None or isinstance(by, str), "by", by, "a model's or person's name, or None")
+        require_flags(queue=queue)
         if isinstance(ask, OpenAsk) and ask.path.parent.parent != self.folder:
             raise UserError(f"{ask.path}: a prompt of another run, not of {self.folder}")
         return judging.apart_from_loops(lambda: self._tell(number, text, queue, parent, by))
@@ -341,6 +374,10 @@ class Run:
                     done = run.judge(deadline_s=600, race=True)
                 print(f"{len(done.recorded)} judged, {done.left} left")
         """
+        seconds = is_whole(deadline_s) or isinstance(deadline_s, float)
+        fits = deadline_s is None or (seconds and 0 < deadline_s < math.inf)
+        require(fits, "deadline_s", deadline_s, "a number of seconds above 0, or None")
+        require_flags(race=race)
         begun_s = time.monotonic()
         limit = None if deadline_s is None else judging.deadline_of(begun_s, deadline_s)
 
@@ -401,6 +438,8 @@ class Run:
                 merged = kagent.Run.open("latest").merge("copy")
                 print(f"{len(merged.verdicts)} verdicts came home")
         """
+        paths = "the path of a folder, a copy of this run's"
+        require(isinstance(copy, str | Path), "copy", copy, paths)
         return merging.merge(self.folder, Path(copy))
 
     # -- reading ---------------------------------------------------------------------------------

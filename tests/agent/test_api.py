@@ -1,12 +1,16 @@
 """`kagent.Run`, as a program uses it."""
 
 import asyncio
+import inspect
+import re
 import shutil
 import subprocess
 import sys
+from operator import attrgetter
 
 import kagent
 import pytest
+import torch
 from asktell_runs import (
     copied,
     divergence,
@@ -27,6 +31,12 @@ from kagent_sandbox.data.build import Built
 from kagent_sandbox.errors import DeviceError, RunError, UserError
 from simulated_landscape import toy_source
 from simulated_machine import FakeJudge
+
+
+def reach(method):
+    """A public method of the interface by its name."""
+    return attrgetter(method if method[0].isupper() else f"Run.{method}")(kagent)
+
 
 pytestmark = pytest.mark.usefixtures("toy_machine")
 
@@ -254,6 +264,58 @@ def test_an_observer_is_told(task, tmp_path):
     with kagent.Run(task, runs=tmp_path / "runs", observe=events.append) as run:
         run.tell(None, kernel(16, 3))
     assert [e.candidate.id for e in events if isinstance(e, Recorded)] == [0, 1, 2]
+
+
+def half(x):
+    return x / 2
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [
+        (method, name)
+        for method in ("Task.of", "Run", "Run.open", "ask", "tell", "judge", "merge")
+        for name in inspect.signature(reach(method)).parameters
+        if name != "self"
+    ],
+)
+def test_every_argument_of_an_alien_type_is_refused_by_name(run, tmp_path, method, name):
+    usual = {
+        "Task.of": {"function": half, "example_inputs": torch.ones(4, 4), "to": tmp_path / "half"},
+        "Run": {"task": "softmax", "runs": tmp_path / "more"},
+        "Run.open": {"run": run.folder},
+        "tell": {"ask": None, "text": kernel(16, 3)},
+        "merge": {"copy": tmp_path},
+    }
+    call = reach(method) if method[0].isupper() else getattr(run, method)
+    with pytest.raises(UserError, match=rf"\b{name}\b"):
+        call(**{**usual.get(method, {}), name: object()})
+    assert len(run.history.lineage) == 0
+    assert not [*tmp_path.glob("more/*"), *tmp_path.glob("half/*")]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda run: run.ask(0), "count=0: expected a whole number above 0"),
+        (lambda run: run.ask(True), "count=True: expected a whole number above 0"),
+        (lambda run: run.tell("abc", "x"), "ask='abc': expected an OpenAsk, its number, or None"),
+        (lambda run: run.tell(-1, "x"), "ask=-1: expected an OpenAsk"),
+        (lambda run: run.tell(0, None), "text=None: expected the text of a reply or of a kernel"),
+        (lambda run: run.tell(None, kernel(), parent=-2), "parent=-2: expected a candidate's id"),
+        (lambda run: run.tell(None, kernel(), parent=9), "no candidate 9: the run has 0 to 1"),
+        (lambda run: run.tell(None, kernel(), queue="no"), "queue='no': expected True or False"),
+        (lambda run: run.judge(deadline_s=0), "deadline_s=0: expected a number of seconds above 0"),
+        (lambda run: run.judge(deadline_s=float("nan")), "deadline_s=nan: expected a number"),
+        (lambda run: kagent.Run.open(""), "run='': expected a run's name or path"),
+        (lambda run: kagent.Run(""), "task='': expected a task's name or folder"),
+        (lambda run: kagent.Task.of(half, torch.ones(4), vary={0: "B"}), "vary={0: 'B'}: expected"),
+    ],
+)
+def test_values_that_mean_nothing_are_refused(run, call, said):
+    with pytest.raises(UserError, match=f"^{re.escape(said)}"):
+        call(run)
+    assert run.open_asks() == []
 
 
 def test_settings_come_from_arguments_and_mistakes_are_named(task, tmp_path, monkeypatch):
