@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from kagent_sandbox.errors import RunError, UserError
@@ -39,11 +39,13 @@ from kagent.runs.events import (
     PhaseBegan,
     Progress,
     Recorded,
-    Started,
     Stop,
     Withdrawn,
 )
 from kagent.ui.terminal import Terminal
+
+if TYPE_CHECKING:
+    from kagent.runs.store import RunStore
 
 
 @app.command(rich_help_panel=DRIVE)
@@ -186,7 +188,7 @@ def tell(
                     show(views.looked_text(looked, state.proposals[looked.id].name))
             judged = None
         else:
-            with _watching(json_) as observe:
+            with _watching(store, json_) as observe:
                 judged = judging.judge_all(store, task, config, observe, race=race)
         history = store.history()
     if json_:
@@ -229,7 +231,7 @@ def judge(
     flags = _flags(folder)
     with RunStore.open(folder) as store:
         task = task_of_run(folder, store.manifest)
-        with _watching(json_) as observe:
+        with _watching(store, json_) as observe:
             judged = judging.judge_all(
                 store, task, config, observe, deadline_s=deadline_s, race=race
             )
@@ -269,19 +271,17 @@ def merge(
 
 
 @contextlib.contextmanager
-def _watching(quiet: bool) -> Iterator[Observer]:
-    """Verdicts on stdout, a line each; what is being done on stderr."""
+def _watching(store: RunStore, quiet: bool) -> Iterator[Observer]:
+    """A run's verdicts on stdout, a line each; what is being done on stderr."""
     from kagent.ui.live import record_line, withdrawn_text
+    from kagent.ui.run_view import budget_of
 
+    budget = budget_of(store.manifest, store.history())
     show = _beside_spinner(quiet)
     with status(quiet=quiet) as say:
-        budget = 0
 
         def observe(event: Event) -> None:
-            nonlocal budget
-            if isinstance(event, Started):
-                budget = event.budget
-            elif isinstance(event, PhaseBegan):
+            if isinstance(event, PhaseBegan):
                 say(event.phase.value)
             elif isinstance(event, Progress):
                 say(event.text)

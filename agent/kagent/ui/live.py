@@ -248,12 +248,13 @@ def withdrawn_text(event: Withdrawn) -> str:
     )
 
 
-def record_line(event: Recorded, budget: int) -> Text:
-    """One line per verdict."""
+def record_line(event: Recorded, budget: int | None) -> Text:
+    """One line per verdict. `budget` is None where the run has no limit."""
     candidate = event.candidate
     proposal = candidate.proposal
     text, style = outcome(candidate, event.speed_up, promoted=event.promoted)
-    place = "seed" if proposal.operator is Operator.SEED else f"{event.counted}/{budget}"
+    number = str(event.counted) if budget is None else f"{event.counted}/{budget}"
+    place = "seed" if proposal.operator is Operator.SEED else number
     line = Text(f"#{candidate.id:<3} {place:>6}  ")
     line.append(f"{proposal.name[:24]:<20} ", "cyan")
     line.append(text, style)

@@ -64,6 +64,7 @@ def test_from_a_task_to_a_verdict(kagent, toy, tmp_path):
     assert lines[0] == "0001.md, ask 1: candidate #2"
     assert [line[:3].strip() for line in lines[1:4]] == ["#0", "#1", "#2"]
     assert "[1.20× predicted] wider loads" in lines[3]
+    assert lines[3].split()[1] == "1", "such a run has no budget"
     assert "3 judged, 0 left" in lines
     assert f"next: kagent ask {run.name}" in lines
     again = kagent("tell", run.name, "0001.md")
