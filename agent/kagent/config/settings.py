@@ -7,6 +7,7 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,6 +40,7 @@ from kagent.config.values import (
 from kagent.llm.model_config import OPENAI_URL, ModelConfig, host_of, is_local
 
 _FILE, _PROJECT = "kagent.toml", "pyproject.toml"
+_OPENAI = ("api_key", "base_url", "model")  # set by OPENAI_*, too
 _SECRET = ("api_key", "base_url")  # never shown in an error: an address may hold a password
 NO_MODEL = (
     "set a model: --model NAME, KAGENT_MODEL, or model in kagent.toml, with KAGENT_BASE_URL and "
@@ -63,7 +65,7 @@ class _OpenAIVariables(PydanticBaseSettingsSource):
         return os.environ.get(name) or None, name, False
 
     def __call__(self) -> dict[str, Any]:
-        found = {n: os.environ.get(f"OPENAI_{n.upper()}") for n in ("api_key", "base_url", "model")}
+        found = {n: os.environ.get(f"OPENAI_{n.upper()}") for n in _OPENAI}
         return {name: value for name, value in found.items() if value}
 
 
@@ -230,7 +232,7 @@ def load_config(**flags: object) -> Config:
     try:
         return Config(**given)  # type: ignore[arg-type]
     except pydantic.ValidationError as e:
-        text = _fault(e)
+        text = _fault(e, given)
     except SettingsError as e:
         text = f"{e}: expected JSON"
     except (ValueError, RecursionError) as e:  # TOML that cannot be read
@@ -238,18 +240,22 @@ def load_config(**flags: object) -> Config:
     raise UserError(text)  # out of the handlers: what was caught may hold a key
 
 
-def _fault(error: pydantic.ValidationError) -> str:
-    """The first thing that is wrong with the options, without a value that should stay unseen."""
+def _fault(error: pydantic.ValidationError, given: Mapping[str, object]) -> str:
+    """The first thing that is wrong with the options, and where it is set, without a value that
+    should stay unseen.
+    """
     first = error.errors()[0]
     place = [p for p in first["loc"] if isinstance(p, str | int)]
+    source = _source_of(str(place[0]), given) if place else ""
     if first["type"] == "extra_forbidden":
         nested = len(place) > 1
         have = ", ".join(ModelTable.model_fields if nested else Config.model_fields)
         where = f" in {_named(place[:-1])}" if nested else ""
-        return f"{_file_with(place[0])}no option {place[-1]!r}{where}: there are {have}"
+        return f"{source}no option {place[-1]!r}{where}: there are {have}"
     problem = first["msg"].removeprefix("Value error, ")
     secret = place[-1] in _SECRET if place else True
-    return f"option {_named(place)}: {problem}" + ("" if secret else f", got {first['input']!r}")
+    got = "" if secret else f", got {first['input']!r}"
+    return f"{source}option {_named(place)}: {problem}{got}"
 
 
 def _unreadable() -> str:
@@ -262,12 +268,17 @@ def _unreadable() -> str:
     return f"{_FILE} or {_PROJECT}"
 
 
-def _file_with(option: str | int) -> str:
-    """The file that sets an option, as the beginning of an error; "" if none does."""
-    for name in (_FILE, _PROJECT):
-        if option in _tables(name):
-            return f"{name}: "
-    return ""
+def _source_of(option: str, given: Mapping[str, object]) -> str:
+    """The variable or file that an option's value is of, as the beginning of an error; "" for a
+    flag.
+    """
+    if option in given:
+        return ""
+    variables = [f"KAGENT_{option.upper()}"]
+    variables += [f"OPENAI_{option.upper()}"] if option in _OPENAI else []
+    set_here = [name for name in variables if os.environ.get(name)]
+    files = [name for name in (_FILE, _PROJECT) if option in _tables(name)]
+    return "".join(f"{name}: " for name in (*set_here, *files)[:1])
 
 
 def _tables(name: str) -> dict[str, Any]:

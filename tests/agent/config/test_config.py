@@ -85,6 +85,36 @@ def test_a_wrong_value_is_named(option, value):
         load_config(**{option: value})
 
 
+def test_the_place_of_a_wrong_value_is_named(monkeypatch):
+    toml("budget = 'x'\nbase_url = 'ftp://me:secret@host'\n")
+    Path("pyproject.toml").write_text("[tool.kagent]\njobs = 0\nbudget = 3\n")
+    with pytest.raises(UserError, match=r"^kagent\.toml: option budget: .*, got 'x'"):
+        load_config()
+    with pytest.raises(UserError, match=r"^option budget: .*, got 'y'"):
+        load_config(budget="y")
+    monkeypatch.setenv("KAGENT_BUDGET", "abc")
+    with pytest.raises(UserError, match=r"^KAGENT_BUDGET: option budget: .*, got 'abc'"):
+        load_config()
+    monkeypatch.setenv("KAGENT_BUDGET", "1")
+    with pytest.raises(UserError, match=r"^kagent\.toml: option base_url: expected") as refused:
+        load_config()
+    assert "secret" not in str(refused.value)
+    monkeypatch.setenv("OPENAI_BASE_URL", "ftp://host")
+    with pytest.raises(UserError, match=r"^OPENAI_BASE_URL: option base_url: expected"):
+        load_config()
+    monkeypatch.setenv("KAGENT_BASE_URL", LOCAL)
+    with pytest.raises(UserError, match=r"^pyproject\.toml: option jobs: "):
+        load_config()
+    with pytest.raises(UserError, match=r"^KAGENT_MODELS: no option 'x' in models\[0\]"):
+        load_with(monkeypatch, KAGENT_JOBS="1", KAGENT_MODELS='[{"name": "a", "x": 1}]')
+
+
+def load_with(monkeypatch, **variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    return load_config()
+
+
 def test_a_file_that_is_no_toml_is_named():
     Path("pyproject.toml").write_text("[tool.kagent\n")
     with pytest.raises(UserError, match=r"^pyproject.toml: "):
