@@ -23,9 +23,9 @@ from kagent.runs.manifest import read_manifest
 from kagent.runs.selftest_record import line as selftest_line
 from kagent.text import interval_text
 from kagent.ui import tables
-from kagent.ui.live import clock, spent_text
+from kagent.ui.live import spent_text
 from kagent.ui.memory_view import recalled_text
-from kagent.ui.run_view import path_view
+from kagent.ui.run_view import evaluated_text, path_view
 
 if TYPE_CHECKING:
     from kagent.evolve.session import Outcome
@@ -44,12 +44,7 @@ def end_of_run(
     head.append(": ", "default")
     if final is not None:
         head.append_text(tables.headline(final)).append("; ")
-    head.append(
-        f"{lineage.counted} evaluated in {clock(outcome.history.elapsed_s)}, "
-        f"{len(lineage.passed())} passed, {sum(lineage.rejections().values())} rejected; "
-        f"ended: {outcome.stop.value}\n",
-        "default",
-    )
+    head.append(f"{evaluated_text(outcome.history)}; ended: {outcome.stop.value}\n", "default")
     yield head
     if outcome.history.spent.calls:
         yield cost_text(outcome.history)

@@ -25,6 +25,7 @@ from kagent.runs.manifest import Manifest, list_runs
 from kagent.runs.profiles import stored_profiles
 from kagent.runs.selftest_record import line as selftest_line
 from kagent.runs.store import RunStore, read_history
+from kagent.text import plural
 from kagent.ui.candidate_view import candidate_json, timing_table
 from kagent.ui.live import clock, first_line, speed_text, spent_text
 from kagent.ui.memory_view import recalled_text
@@ -167,14 +168,29 @@ def final_race_json(final: FinalRace) -> Mapping[str, object]:
     }
 
 
+def evaluated_text(history: History) -> str:
+    """'6 evaluated in 2:18, 8 passed, 0 rejected (2 seeds included)'.
+
+    Only those that the budget pays for are counted as evaluated.
+    """
+    lineage = history.lineage
+    passed, rejected = len(lineage.passed()), sum(lineage.rejections().values())
+    seeds = len(lineage.seeds)
+    more = len(lineage) - lineage.counted - seeds
+    parts = [plural(seeds, "seed")] if seeds else []
+    parts += [f"{more} more outside the budget"] if more > 0 else []
+    included = f" ({' and '.join(parts)} included)" if parts else ""
+    return (
+        f"{lineage.counted} evaluated in {clock(history.elapsed_s)}, {passed} passed, "
+        f"{rejected} rejected{included}"
+    )
+
+
 def run_view(store: RunStore, history: History) -> RenderableType:
     """Head, the incumbent's path edit by edit, its cases, the rejections with an example each."""
     lineage, manifest = history.lineage, store.manifest
     head = Text(f"{store.folder.name}   {manifest.task} on {manifest.device}\n")
-    head.append(
-        f"{lineage.counted} evaluated in {clock(history.elapsed_s)}, "
-        f"{len(lineage.passed())} passed, ended: {history.stop or 'not yet'}\n"
-    )
+    head.append(f"{evaluated_text(history)}; ended: {history.stop or 'not yet'}\n")
     if manifest.answered_by:
         head.append(f"answered by {manifest.answered_by}\n")
     if history.spent.calls:

@@ -181,6 +181,15 @@ def test_the_end_of_a_run_fits_80_columns_and_says_what_next(folder):
     assert "resume:" not in text
 
 
+def test_what_was_evaluated_adds_up(folder, monkeypatch, capsys):
+    """Seeds are not charged to the budget, and are among those that passed or were rejected."""
+    took = clock(read_history(folder)[1].elapsed_s)
+    said = f"12 evaluated in {took}, 12 passed, 2 rejected (2 seeds included)"
+    end = rendered(end_of_run(outcome(folder), "toy", matrix=False, flags={}), 200)
+    for text in (end, run(monkeypatch, capsys, "show", folder).out):
+        assert said in " ".join(text.split())
+
+
 def test_a_baseline_that_did_not_run_is_no_baseline_that_was_beaten(folder):
     text = rendered(end_of_run(outcome(folder), "toy", matrix=False, flags={}), 120)
     assert "the best of torch that ran" in text
