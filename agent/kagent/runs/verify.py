@@ -51,8 +51,9 @@ def verify(folder: Path) -> Verified:
     findings: list[str] = []
     events: list[StoredEvent] = []
     checksums = False
+    digest: str | None = None  # of run.json, if it can be read
     with _noting(findings):
-        read_manifest(folder)
+        digest = read_digest(folder)
     with _noting(findings), clear_errors(folder):
         refuse_missing(path)
         with contextlib.closing(connect_to_read(path)) as db:
@@ -61,9 +62,8 @@ def verify(folder: Path) -> Verified:
                 with _noting(findings):
                     events.append(checked_event(folder, row))
     kept = [event.data.get("digest") for event in events if event.kind == MANIFEST]
-    with _noting(findings):
-        if kept and kept[0] != read_digest(folder):
-            raise RunError(f"{folder / 'run.json'}: changed after it was stored")
+    if kept and digest is not None and kept[0] != digest:
+        findings.append(f"{folder / 'run.json'}: changed after it was stored")
     # Those that events name and those that are there: a damaged event names none.
     kernels = dict.fromkeys(kernel for event in events for kernel in _kernels(event))
     kernels |= dict.fromkeys(sorted(path.stem for path in folder.glob("kernels/*.py")))

@@ -188,6 +188,9 @@ def test_verify_notices_that_run_json_was_changed(folder):
     assert verify(folder).findings == ()
     path.write_text(text.replace('"seed": 0', '"seed": 1'))
     assert verify(folder).findings == (f"{path}: changed after it was stored",)
+    path.write_text(path.read_text().replace('"task"', '"tsak"'))
+    (finding,) = verify(folder).findings
+    assert finding.startswith(f"{path}: ")
 
 
 @pytest.mark.parametrize("missing", ["lineage.sqlite", "run.json"])
