@@ -38,7 +38,8 @@ def list_(json_: JsonOption = False) -> None:
     elif records:
         out.print(runs_view(records))
     else:
-        out.print(f"nothing is remembered yet in {memory_folder()}")
+        kept = "a run is kept that has a kernel faster than its seeds, or has tried a technique"
+        out.print(f"nothing is remembered yet in {memory_folder()}: {kept}")
 
 
 @memories.command()
