@@ -42,6 +42,10 @@ from kagent.llm.model_config import OPENAI_URL, ModelConfig, host_of, is_local
 _FILE, _PROJECT = "kagent.toml", "pyproject.toml"
 _OPENAI = ("api_key", "base_url", "model")  # set by OPENAI_*, too
 _SECRET = ("api_key", "base_url")  # never shown in an error: an address may hold a password
+_DEVICE = (
+    "a file may be for several machines, and a device is of one machine: --device or KAGENT_DEVICE "
+    "chooses it"
+)
 NO_MODEL = (
     "set a model: --model NAME, KAGENT_MODEL, or model in kagent.toml, with KAGENT_BASE_URL and "
     "KAGENT_API_KEY for its address and key"
@@ -249,6 +253,8 @@ def _fault(error: pydantic.ValidationError, given: Mapping[str, object]) -> str:
     source = _source_of(str(place[0]), given) if place else ""
     if first["type"] == "extra_forbidden":
         nested = len(place) > 1
+        if place == ["device"]:
+            return f"{source}no option 'device': {_DEVICE}"
         have = ", ".join(ModelTable.model_fields if nested else Config.model_fields)
         where = f" in {_named(place[:-1])}" if nested else ""
         return f"{source}no option {place[-1]!r}{where}: there are {have}"

@@ -47,6 +47,16 @@ def test_an_unknown_option_is_an_error():
         load_config(budgte=1)
 
 
+def test_a_file_sets_no_device():
+    """It may be for several machines, and cuda:3 or a UUID is of one."""
+    for file, table in (("pyproject.toml", "[tool.kagent]\n"), ("kagent.toml", "")):
+        Path(file).write_text(f"{table}device = 'cpu'\n")
+        said = f"{file}: no option 'device': .* of one machine: --device or KAGENT_DEVICE chooses"
+        with pytest.raises(UserError, match=said):
+            load_config()
+        Path(file).unlink()
+
+
 def test_an_unknown_option_of_a_model_is_an_error():
     toml("[[models]]\nname = 'a'\nwieght = 2\n")
     with pytest.raises(UserError, match=r"no option 'wieght' in models\[0\]: there are name, .*w"):
