@@ -159,8 +159,8 @@ def find_run(runs: Path, name: str) -> Path:
         raise RunError(f"several runs begin with {name!r}: {', '.join(p.name for p in matches)}")
     if Path(name).expanduser().is_dir():
         raise RunError(f"{name}: no run there (no run.json)")
-    have = f"the last are {', '.join(p.name for p in known[-3:])}" if known else "it has none"
-    raise RunError(f"no run {name!r} in {runs}: {have}")
+    last = f"the last {'is' if len(known) == 1 else 'are'} {', '.join(p.name for p in known[-3:])}"
+    raise RunError(f"no run {name!r} in {runs}: {last if known else 'it has none'}")
 
 
 def fresh_folder(runs: Path, stem: str) -> Path:

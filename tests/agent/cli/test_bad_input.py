@@ -167,6 +167,12 @@ def test_damage_to_a_run_is_told_in_words(kagent, stored):
     refused(kagent("show", "./b"), "b/lineage.sqlite: a folder, where a file was expected", 4)
 
 
+def test_a_name_of_no_run_is_refused_with_the_last_ones(kagent, stored):
+    refused(kagent("show", "x", "--runs", "."), "no run 'x' in .: the last is b", 4)
+    shutil.copytree(stored, "a")
+    refused(kagent("show", "x", "--runs", "."), "no run 'x' in .: the last are a, b", 4)
+
+
 @pytest.mark.parametrize(
     ("words", "said", "code"),
     [
