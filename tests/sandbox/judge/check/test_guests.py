@@ -6,7 +6,6 @@ import platform
 import re
 
 import pytest
-import torch
 from handmade_candidates import BODY, GOOD, TASK, built, write_task
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
@@ -375,10 +374,14 @@ def test_a_kernel_that_counts_on_a_number_of_threads_is_wrong(judge, name):
     assert "omp_get_num_threads" in found.message
 
 
-@pytest.mark.skipif(torch.get_num_threads() < 2, reason="there are no fewer than one")
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there are no fewer than one")
 def test_a_kernel_that_ends_where_there_are_fewer_threads_is_told_so(judge):
-    outside = f"if (omp_get_max_threads() < {torch.get_num_threads()}) abort();"
-    found = check(judge, by_thread({"outside": outside, "count": "omp_get_num_threads()"}))
+    parts = {
+        "before": "static const int most = omp_get_max_threads();",
+        "outside": "if (omp_get_max_threads() < most) abort();",
+        "count": "omp_get_num_threads()",
+    }
+    found = check(judge, by_thread(parts))
     assert isinstance(found, Rejected), found
     assert (found.stage, found.status) == (Stage.CHECK, Status.RUNTIME_ERROR)
     assert found.message.startswith("in a thread that has fewer threads of OpenMP")
