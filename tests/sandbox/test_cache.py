@@ -32,3 +32,9 @@ def test_what_cannot_be_written_is_kept_among_temporary_files(unwritable):
 def test_a_folder_that_others_may_write_is_not_used(unwritable):
     cache.cache_folder().chmod(0o777)
     assert cache.cache_folder() == unwritable / "file" / "cache" / "kagent"
+
+
+def test_it_is_no_error_that_nothing_can_be_kept(unwritable, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(unwritable / "file"))
+    cache.save("figure", 3)
+    assert cache.load("figure", int) is None

@@ -304,13 +304,6 @@ def test_a_damaged_cache_is_measured_again(tmp_path):
     assert cache.load("absent", DeviceFacts) is None
 
 
-def test_an_unwritable_cache_is_no_error(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    cache.save("figures", FACTS)
-    assert cache.load("figures", DeviceFacts) is None
-
-
 def test_calls_travel_as_json_and_draw_the_same_inputs(tmp_path):
     task = make_task(tmp_path)
     call = baselines.baseline_call(task, task.cpu.bench[0], "eager", seed=5)
