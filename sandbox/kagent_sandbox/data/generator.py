@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 import random
 import re
@@ -65,6 +66,17 @@ class Generator(StrictModel):
             return (each,) * values.count
         numbers = all(isinstance(v, int | float) for v in values)
         return max(values) if numbers else values[0]
+
+
+def corners(low: dict[str, Any], high: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Values of which each is at one of its ends: all such of up to four dimensions, and of more
+    those in which one alone is at the other end, so that of any two each is low beside the other.
+    """
+    names = list(low)
+    few = len(names) <= 4
+    for count in range(len(names) + 1) if few else (0, len(names), 1, len(names) - 1):
+        for ups in itertools.combinations(names, count):
+            yield {n: high[n] if n in ups else low[n] for n in names}
 
 
 Unmet = Callable[[Mapping[str, Any], str], Iterator[str]]

@@ -1,5 +1,7 @@
 """Sizes of a task made of PyTorch code: its dimensions, formulas, and cases."""
 
+import itertools
+import tomllib
 from dataclasses import replace
 
 import pytest
@@ -210,6 +212,36 @@ def test_hidden_cases_of_all_costs_are_drawn_from_the_least():
     small, usual = draft.gpu.hidden_check
     assert 1 < small.least < 1e4 < small.most == usual.least < usual.most
     assert small.count == len(small.dims) == 5
+
+
+def partly_rotated(x, cos, sin):
+    rotated, rest = x.tensor_split([2 * cos.shape[-1]], -1)
+    one, two = rotated.chunk(2, -1)
+    return torch.cat([one * cos - two * sin, two * cos + one * sin, rest], -1)
+
+
+def halves_and_rest(x, a, b):
+    return x[..., : a.shape[-1] + b.shape[-1]] * torch.cat([a, b], -1)
+
+
+@pytest.mark.parametrize(
+    ("function", "sizes"),
+    [
+        (partly_rotated, [(2, 8, 32, 64), (32, 16), (32, 16)]),
+        (halves_and_rest, [(64,), (24,), (24,)]),
+    ],
+)
+def test_a_dimension_that_bounds_others_does_so_in_all_hidden_cases(function, sizes):
+    """Hidden sizes of a partial rotary embedding had more to rotate than there was."""
+    room = next(find_rooms(make_operation(function, tuple(torch.randn(s) for s in sizes))))
+    draft = make_draft(room)
+    for kind in (draft.cpu, draft.gpu):
+        for generator in (*kind.hidden_check, *kind.hidden_bench):
+            dims = {n: tomllib.loads(f"ends = {v}")["ends"] for n, v in generator.dims.items()}
+            ends = [d if isinstance(d, list) else [d["min"], d["max"]] for d in dims.values()]
+            assert sum(len(each) > 1 for each in ends) >= len(ends) - 1
+            for corner in itertools.product(*ends):
+                assert room.trace.fits(dict(zip(dims, corner, strict=True))), (corner, dims)
 
 
 def test_a_size_that_is_fixed_beside_others_may_vary_alone():

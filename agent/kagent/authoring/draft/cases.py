@@ -25,7 +25,7 @@ from kagent.authoring.draft.pointers import rounded_index
 from kagent.authoring.draft.rooms import CHECK_ELEMENTS, CHECK_WORK, LEAST_SIZE, bare, shrunk
 from kagent.authoring.draft.trial import Trials, Tried, accepted, written
 from kagent.authoring.errors import AuthoringError
-from kagent.authoring.tracing.sizes import Room, Sizes, above_power, below_power, boxes, prime
+from kagent.authoring.tracing.sizes import Room, Sizes, above_power, below_power, prime, widest
 from kagent.authoring.tracing.trace import TracedOperation
 
 MOST_GROWN = 4.0**5
@@ -434,16 +434,10 @@ def _hidden(
     # Around the benchmark, with as much to do.
     near = {n: max(room.least[n], bench[n] // 2 // s * s) for n, s in steps.items()}
     far = _far(room, bench)
-    if not boxes(room, near, far):
-        near = far = dict(bench)
-    timed = DraftGenerator(2, own, _ranges(room, near, far), cost, 0.5 * usual, 1.5 * usual)
+    timed_dims = _ranges(room, *widest(room, near, far, bench))
+    timed = DraftGenerator(2, own, timed_dims, cost, 0.5 * usual, 1.5 * usual)
     # From the least sizes to those: small cases of every kind, and some in between.
-    low = dict(room.least)
-    if not boxes(room, low, far):
-        low = dict(small)
-        far = {n: far[n] if boxes(room, low, {**low, n: far[n]}) else low[n] for n in low}
-        if not boxes(room, low, far):
-            far = low
+    low, far = widest(room, room.least, far, small)
     dims = _ranges(room, low, far)
     limit = max(most * value(small), value(low))
     # As many as it has dimensions: each may be small or large beside each other.

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+from kagent_sandbox.data.generator import corners
 
 from kagent.authoring.tracing.trace import TracedOperation
 
 Sizes = dict[str, int]
 _STEPS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024)
 _LADDER = (1, 2, 3, 4, 5, 6, 8, 11, 16, 23, 32, 45, 64, 96, 128, 192, 256, 384, 512)
+_BETWEEN = 8
+"""Sizes between the ends of ranges that are tried beside the corners."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,19 +167,29 @@ def above_power(size: int) -> int:
     return (1 << max(1, size.bit_length() - 1)) + 1
 
 
-def boxes(room: Room, low: Mapping[str, int], high: Mapping[str, int]) -> bool:
+def widest(
+    room: Room, low: Mapping[str, int], high: Mapping[str, int], inside: Mapping[str, int]
+) -> tuple[Sizes, Sizes]:
+    """The ends between which each dimension may be drawn apart from the others: `low` and `high`,
+    or those that some sizes `inside` can be widened to, one end after the other.
+    """
+    if _boxes(room, low, high):
+        return dict(low), dict(high)
+    least, most = dict(inside), dict(inside)
+    for name in inside:
+        if low[name] < least[name] and _boxes(room, {**least, name: low[name]}, most):
+            least[name] = low[name]
+        if high[name] > most[name] and _boxes(room, least, {**most, name: high[name]}):
+            most[name] = high[name]
+    return least, most
+
+
+def _boxes(room: Room, low: Mapping[str, int], high: Mapping[str, int]) -> bool:
     """Whether sizes that are drawn apart from each other fit: corners, and some between."""
     rng = random.Random(0)  # noqa: S311 - no secret
-    return all(room.trace.fits(s) for s in itertools.islice(_drawn(room, low, high, rng), 10))
-
-
-def _drawn(
-    room: Room, low: Mapping[str, int], high: Mapping[str, int], rng: random.Random
-) -> Iterator[Sizes]:
-    yield dict(low)
-    yield dict(high)
-    while True:
-        yield {
-            n: max(low[n], rng.randint(low[n], high[n]) // room.steps[n] * room.steps[n])
-            for n in low
-        }
+    between = (
+        {n: max(low[n], rng.randint(low[n], high[n]) // s * s) for n, s in room.steps.items()}
+        for _ in range(_BETWEEN)
+    )
+    tried = itertools.chain(corners(dict(low), dict(high)), between)
+    return all(room.trace.fits(sizes) for sizes in tried)
