@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from kagent_sandbox.data.verdict import SpeedVerdict
-from kagent_sandbox.errors import KagentError
+from kagent_sandbox.errors import KagentError, TaskError
 from rich.text import Text
 
 from kagent.cli.app import (
@@ -191,7 +191,7 @@ def evolve(
         with display_for(out, max_dollars=config.max_cost) as display:
             outcome = session.evolve(task, config, _noting(display, begun), folder)
     except (KagentError, KeyboardInterrupt) as e:
-        if begun:
+        if begun and not isinstance(e, TaskError):  # a task that was mended is another one
             again = end_of_run.resume_command(task, begun[0], flags)
             err.print(Text("all recorded work is kept. Resume with: ").append_text(again))
         elif isinstance(e, KeyboardInterrupt):

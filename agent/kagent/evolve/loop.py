@@ -31,6 +31,7 @@ from dataclasses import dataclass, replace
 from kagent_sandbox.data.build import Contender
 from kagent_sandbox.data.race import Race
 from kagent_sandbox.data.verdict import Rejected
+from kagent_sandbox.errors import TaskError
 
 from kagent.evolve.ask_queue import AskQueue
 from kagent.evolve.evaluation import Evaluation, Evaluator
@@ -162,7 +163,8 @@ class Evolution:
                 await self._race()
         except BaseException as e:
             stop = Stop.INTERRUPTED if isinstance(e, asyncio.CancelledError) else Stop.FAILED
-            self._observe(Progress("stopping once the step in progress is over"))
+            if not isinstance(e, TaskError):  # of a fault of the task there is only that to say
+                self._observe(Progress("stopping once the step in progress is over"))
             raise
         finally:
             try:

@@ -23,6 +23,9 @@ MOST_REDRAWS = 50
 MOST_NEAR = 512
 """Values of a range that are tried around one that does not."""
 
+FIELDS = ("dtype", "inputs", "scale", "noncontiguous", "offset")
+"""Fields of a case beside its dimensions."""
+
 
 class Generator(StrictModel):
     """Draws `count` hidden cases.
@@ -72,11 +75,11 @@ def corners(low: dict[str, Any], high: dict[str, Any]) -> Iterator[dict[str, Any
     """Values of which each is at one of its ends: all such of up to four dimensions, and of more
     those in which one alone is at the other end, so that of any two each is low beside the other.
     """
-    names = list(low)
+    names = [n for n in low if low[n] != high[n]]
     few = len(names) <= 4
     for count in range(len(names) + 1) if few else (0, len(names), 1, len(names) - 1):
         for ups in itertools.combinations(names, count):
-            yield {n: high[n] if n in ups else low[n] for n in names}
+            yield {n: high[n] if n in ups else low[n] for n in low}
 
 
 Unmet = Callable[[Mapping[str, Any], str], Iterator[str]]
@@ -90,8 +93,7 @@ def draw_fields(generator: Generator, rng: random.Random, unmet: Unmet) -> Itera
         ValueError: No dimensions were found that meet the constraints.
     """
     count = generator.count
-    fields = ("dtype", "inputs", "scale", "noncontiguous", "offset")
-    columns = {f: _dealt(getattr(generator, f), count, rng) for f in fields}
+    columns = {f: _dealt(getattr(generator, f), count, rng) for f in FIELDS}
     ranges: dict[str, tuple[Range, list[float]]] = {}
     for name, values in generator.dims.items():
         if isinstance(values, ListRange):
@@ -105,15 +107,60 @@ def draw_fields(generator: Generator, rng: random.Random, unmet: Unmet) -> Itera
     for i in range(count):
         case = {name: values[i] for name, values in columns.items()}
         dims = {n: v for n, v in case.items() if n in generator.dims}
-        least = dims | {n: r.min for n, (r, _) in ranges.items()}
-        most = dims | {n: r.max for n, (r, _) in ranges.items()}
         limits = _limits(generator, goals[i])
-        for n in rng.sample(list(ranges), len(ranges)):  # any may be small where the cost is large
-            r, positions = ranges[n]
-            size = _size(generator.cost, limits, r, n, least, most, positions[i])
-            least[n] = most[n] = dims[n] = size
+        order = rng.sample(list(ranges), len(ranges))  # any may be small where the cost is large
+        at = {n: (r, positions[i]) for n, (r, positions) in ranges.items()}
+        dims = _sized(generator.cost, limits, dims, at, order)
         dims = _constrained(generator, dims, case["dtype"], rng, unmet)
         yield {**case, **{n: dims[n] for n in generator.dims}}
+
+
+def draw_corners(generator: Generator, unmet: Unmet) -> Iterator[dict[str, Any]]:
+    """Fields of cases at the ends of a generator's dimensions (`corners`), or as near to them as
+    its cost and the constraints let it draw. All but the sizes are the first that it has.
+    """
+    rng = random.Random(0)  # noqa: S311 - no secret
+    first = {f: getattr(generator, f)[0] for f in FIELDS}
+    low, high = ({n: _end(v, k, rng) for n, v in generator.dims.items()} for k in (0, 1))
+    ranges = {n: v for n, v in generator.dims.items() if isinstance(v, Range)}
+    for ends in corners(low, high):
+        at = {n: (r, float(ends[n] == high[n])) for n, r in ranges.items()}
+        limits = generator.least, generator.most
+        dims = _sized(generator.cost, limits, ends, at, list(ranges))
+        met = _nearest(generator, dims, first["dtype"], rng, unmet)
+        if met is not None:
+            yield {**first, **met}
+
+
+def _end(values: Sequence[Any] | Range | ListRange, end: int, rng: random.Random) -> Any:
+    """The least (0) or the largest (1) of a dimension's values, or the first or the last one where
+    these are no numbers; of lists any.
+    """
+    if isinstance(values, ListRange):
+        return values.draw(rng)
+    if isinstance(values, Range):
+        return (values.min, values.max)[end]
+    numbers = all(isinstance(v, int | float) for v in values)
+    return (min, max)[end](values) if numbers else values[-end]
+
+
+def _sized(
+    cost: str | None,
+    limits: tuple[float, float],
+    dims: dict[str, Any],
+    ranges: Mapping[str, tuple[Range, float]],
+    order: Iterable[str],
+) -> dict[str, Any]:
+    """The dimensions with sizes at positions of their ranges, each within what the ones before it
+    in `order` leave of a cost (`_size`).
+    """
+    dims = dict(dims)
+    least = dims | {n: r.min for n, (r, _) in ranges.items()}
+    most = dims | {n: r.max for n, (r, _) in ranges.items()}
+    for n in order:
+        r, position = ranges[n]
+        least[n] = most[n] = dims[n] = _size(cost, limits, r, n, least, most, position)
+    return dims
 
 
 def _limits(generator: Generator, position: float) -> tuple[float, float]:
@@ -140,21 +187,28 @@ def _constrained(
     Raises:
         ValueError: None were found.
     """
-
-    def fits(found: Mapping[str, Any]) -> bool:
-        affordable = generator.cost is None or evaluate(generator.cost, found) <= generator.most
-        return affordable and not any(unmet(found, dtype))
-
     if not any(unmet(dims, dtype)):
         return dims
     for _ in range(MOST_REDRAWS):
-        if (found := nearest_met(generator.dims, dims, dtype, rng, unmet, fits)) is not None:
+        if (found := _nearest(generator, dims, dtype, rng, unmet)) is not None:
             return found
         broken = list(unmet(dims, dtype))
         named = [n for n in dims if any(re.search(rf"\b{n}\b", c) for c in broken)] or list(dims)
         dims = dims | {n: _any_of(generator.dims[n], rng) for n in named}
     broken = list(unmet(dims, dtype)) or ["the cost"]
     raise ValueError(f"nothing was found in its dimensions for which {' and '.join(broken)}")
+
+
+def _nearest(
+    generator: Generator, dims: dict[str, Any], dtype: str, rng: random.Random, unmet: Unmet
+) -> dict[str, Any] | None:
+    """See `nearest_met`: within a generator's cost."""
+
+    def fits(found: Mapping[str, Any]) -> bool:
+        affordable = generator.cost is None or evaluate(generator.cost, found) <= generator.most
+        return affordable and not any(unmet(found, dtype))
+
+    return nearest_met(generator.dims, dims, dtype, rng, unmet, fits)
 
 
 def nearest_met(

@@ -6,7 +6,11 @@ import sys
 import time
 
 import pytest
+from commands import run
 from doubling_task import REFERENCE, TASK
+from kagent.evolve import session
+from kagent.runs.events import Started
+from kagent_sandbox.errors import MachineError, TaskError
 from kagent_sandbox.process import process_tree
 
 LIMIT_S = 30.0
@@ -64,3 +68,20 @@ def test_it_ends_and_leaves_no_process(slow_task, number, before, code):
     assert process.returncode == code, said
     assert b"Traceback" not in said
     until(lambda: all(map(process_tree.ended, seen)))
+
+
+@pytest.mark.parametrize(("error", "resumes"), [(MachineError, True), (TaskError, False)])
+def test_what_the_task_itself_has_ended_is_not_resumed(
+    monkeypatch, capsys, tmp_path, error, resumes
+):
+    """A mended task is another one: a run of it begins anew."""
+
+    def ends(task, config, observe, folder):
+        observe(Started("run", task, 1, 0, 1))
+        raise error("eager: case hidden_bench_0: ValueError")
+
+    monkeypatch.setattr(session, "evolve", ends)
+    ended = run(monkeypatch, capsys, "evolve", "softmax", "--lang", "cpp", "--runs", tmp_path)
+    assert ended.code != 0
+    assert "eager: case hidden_bench_0: ValueError" in ended.err
+    assert ("Resume with: " in ended.err) == resumes

@@ -20,7 +20,7 @@ from kagent.runs.lineage import Lineage, Operator
 from kagent.search.tuner import Tuner
 from kagent.ui.live import PlainDisplay
 from kagent_sandbox.data.verdict import IncumbentWrong, Passed, Rejected, Stage, Status
-from kagent_sandbox.errors import DeviceError, RunError
+from kagent_sandbox.errors import DeviceError, RunError, TaskError
 from replaying import replay
 from rich.console import Console
 from simulated_evolution import SEEDS, RandomProposer, evolution, setting
@@ -288,6 +288,21 @@ def test_the_final_race_is_run_once_and_stored(tmp_path):
     assert judge.races == 1
     lineage, _, history = run(tmp_path, "runs", budget=40, machine=machine(judge=judge))
     assert history.race.finalists[0] == lineage.incumbent.id
+
+
+@pytest.mark.parametrize(("error", "waits"), [(DeviceError, True), (TaskError, False)])
+def test_a_fault_of_the_task_in_the_race_is_all_that_is_said(tmp_path, monkeypatch, error, waits):
+    """It said that the run would stop, which nobody had asked for."""
+    judge, screen = FakeJudge(), io.StringIO()
+
+    def fails(*_, **__):
+        raise error("eager: case hidden_bench_0: ValueError")
+
+    monkeypatch.setattr(judge, "race", fails)
+    told = {"machine": machine(judge=judge), "observe": PlainDisplay(Console(file=screen))}
+    with pytest.raises(error):
+        run(tmp_path, "runs", budget=2, **told)
+    assert ("stopping once the step in progress is over" in screen.getvalue()) == waits
 
 
 def test_finalists_are_built_side_by_side_before_anything_races(tmp_path):

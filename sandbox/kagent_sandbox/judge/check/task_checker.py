@@ -31,6 +31,7 @@ from kagent_sandbox.device.plan_ops import dtype_of
 from kagent_sandbox.device.traits import InputPolicy
 from kagent_sandbox.errors import DeviceFull, TaskError
 from kagent_sandbox.judge.check import numerics
+from kagent_sandbox.judge.check.corners import check_corners
 from kagent_sandbox.judge.check.flop_counts import product_counter
 from kagent_sandbox.judge.check.inputs import YARDSTICKS, InputSampler
 from kagent_sandbox.judge.check.omissions import OmissionRecorder
@@ -164,6 +165,7 @@ def _check_undeclared(task: Task, kind: Kind, device: torch.device) -> TaskCheck
     computed = [c for c in checked if work_of(task, c) <= most]
     for case in computed:
         checker.check(case)
+    check_corners(task, kind, sampler)
     checker.require_finite()
     checker.require_exact_reference()
     checker.check_distributions([c for c in computed if elements_of(task, c) <= MOST_WORK])

@@ -68,6 +68,29 @@ def test_our_own_tasks_have_no_holes(name):
     assert check(load_task(resource("seeds") / name), "cpu", CPU).holes == ()
 
 
+@pytest.mark.parametrize("which", ["hidden_check", "hidden_bench"])
+@pytest.mark.parametrize("function", ["reference", "eager", "inputs"])
+def test_sizes_that_do_not_go_together_are_a_fault_wherever_they_can_be_drawn(
+    tmp_path, which, function
+):
+    """A case of the final race had them, after a search of hours, in one draw of thirty."""
+    for line in REFERENCE.splitlines():
+        if line.startswith(f"def {function}("):
+            begin, dims = line, "case.dims" if function == "inputs" else "dict(zip('MN', x.shape))"
+    narrow = f"if {dims}['M'] - 60 >= {dims}['N'] == 4:"
+    wrong = f"{begin}\n    {narrow}\n        raise ValueError('too narrow')"
+    generator = (
+        f"\n[[cpu.{which}]]\ncount = 2\ndtype = ['float32']\n"
+        "dims = { M = { min = 1, max = 64 }, N = { min = 4, max = 64 } }\n"
+        'cost = "M * N"\nleast = 64\nmost = 1024\n'
+    )
+    text = fault(tmp_path, task=TASK + generator, reference=REFERENCE.replace(begin, wrong))
+    expected = f"{function}: case {which} of M = 64, N = 4: ValueError: too narrow"
+    assert text == f"reference.py: {expected}"
+    limited = "constraints = ['M < 64 or N > 4']\n" + TASK + generator
+    checked(tmp_path, task=limited, reference=REFERENCE.replace(begin, wrong))
+
+
 # -- shapes ----------------------------------------------------------------------------------------
 
 
