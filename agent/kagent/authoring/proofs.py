@@ -10,6 +10,7 @@ runs in a dispatch mode that knows of tensors only what operations guarantee:
 - limits: what `clamp` cuts off and nothing else reads is cut off again by a narrower `clamp` after
   a multiplication or addition of a number, which keep the order: in floating point, which overflows
   to infinity. Whole numbers and 8-bit floats do not;
+- zeros: what a constant of zeros is made into, while that is 0, and sums with it;
 - norms of which mean and deviation alone are read, as by a gradient: the result itself, its weight
   and its bias decide neither.
 
@@ -45,6 +46,9 @@ _PRODUCTS = frozenset({"mm", "bmm"})
 _CLAMPS = frozenset({"clamp", "clamp_min", "clamp_max", "hardtanh", "relu"})
 _NORMS = frozenset({"native_layer_norm", "native_group_norm"})
 """Operations whose first result alone depends on `weight` and `bias`."""
+_ZEROS = frozenset({"zeros", "zeros_like", "new_zeros"})
+_FULL = {"full": 1, "full_like": 1, "new_full": 2}
+"""Operations that fill a new tensor, and the place of the number among their arguments."""
 _TRIANGLES = {"triu": "upper", "tril": "lower"}
 _SIDES = {"upper": "below", "lower": "above"}
 _ELEMENTWISE = frozenset({"neg", "mul", "div", "clone", "_to_copy", "detach", "alias"})
@@ -79,11 +83,13 @@ class _Facts:
         bits: Bits that may be set in its elements, none of which is negative.
         upper: Largest diagonal below which all is 0, as `triu` counts them.
         lower: Smallest diagonal above which all is 0.
+        zero: Whether all elements are 0, whatever the inputs.
     """
 
     bits: int | None = None
     upper: int | None = None
     lower: int | None = None
+    zero: bool = False
 
 
 _NOTHING = _Facts()
@@ -167,12 +173,24 @@ class _Prover(Watching):  # type: ignore[no-untyped-call]
         if any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments):  # noqa: SLF001 - torch's own way
             self._facts = WeakIdKeyDictionary()
             return out
-        if not isinstance(out, torch.Tensor) or not args or not isinstance(args[0], torch.Tensor):
+        if not isinstance(out, torch.Tensor):
             return out
-        facts = _Facts(_bits(name, args, given, out), *_triangle(name, args, given, out))
+        tensors = [self._of(a) for a in pytree.tree_leaves((args, kwargs)) if torch.is_tensor(a)]
+        zero = _is_zero(func, args, tensors, out)
+        if not args or not isinstance(args[0], torch.Tensor):
+            self._facts[out] = _Facts(zero=zero)
+            return out
+        triangle = _triangle(name, args, given, out)
+        facts = _Facts(_bits(name, args, given, out), *triangle, zero=zero)
         if facts != _NOTHING:
             self._facts[out] = facts
-        reason = _reason(name, args, given[0])
+        if frame is not None and name == "add" and len(args) > 1 and torch.is_tensor(args[1]):
+            other = omission_at(frame, func, instead("other")).words
+            if given[0].zero and kwargs.get("alpha", 1) == 1:
+                self.proven.setdefault(other, "what is added to it is 0")
+            else:
+                self.open.add(other)
+        reason = _reason(name, args, given, zero=zero)
         if reason and words:
             self.proven.setdefault(words, reason)
         elif words and name not in _CLAMPS:
@@ -268,8 +286,26 @@ def _swaps_last(name: str, args: Sequence[Any], dims: int) -> bool:
     return name == "t" and dims == 2
 
 
-def _reason(name: str, args: Sequence[Any], first: _Facts) -> str:
+def _is_zero(func: Any, args: Sequence[Any], given: Sequence[_Facts], out: torch.Tensor) -> bool:
+    """Whether a result is 0 whatever the inputs: a constant, or made of such alone. Its values say
+    whether it still is 0, and none is -0, of which another operation may make another number.
+    """
+    name = name_of(func)
+    if name in _ZEROS:
+        return True
+    if name in _FULL:
+        return bool(args[_FULL[name]] == 0)
+    known = bool(given) and all(f.zero for f in given)
+    return known and not (out.any() or (out.is_floating_point() and out.signbit().any()))
+
+
+def _reason(name: str, args: Sequence[Any], given: Sequence[_Facts], *, zero: bool) -> str:
     """The reason why an operation leaves its first operand as it is; empty if none is known."""
+    first = given[0]
+    if first.zero and zero:
+        return "it is given 0, and gives 0"
+    if name in ("add", "sub") and len(given) > 1 and given[1].zero:
+        return "what is added or subtracted is 0"
     number = args[1] if len(args) > 1 else 0
     if name in _ANDS and type(number) is int and number >= 0 and first.bits is not None:
         if not first.bits & ~number:
@@ -302,7 +338,7 @@ def prove_idle(folder: Path) -> list[Proof]:
     proven: dict[str, str] = {}
     refuted = set[str]()
     for case in (c for c, w in zip(cases, work, strict=True) if w <= most):
-        with _Prover(folder / "reference.py") as prover:
+        with _Prover(task.folder / "reference.py") as prover:
             results = sampler.call("reference", sampler.fresh(case, 1))
         prover.read(results)
         proven |= prover.proven

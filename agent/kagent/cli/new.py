@@ -70,8 +70,6 @@ def new(
         print_json(made_json(made))
     else:
         out.print(made_text(made))
-    if made.holes:
-        raise typer.Exit(1)
 
 
 def made_json(made: Made) -> dict[str, object]:

@@ -1,5 +1,7 @@
 """Operations that algebra shows to change nothing, and those of which it does not."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from kagent.authoring.proofs import prove_idle
@@ -32,6 +34,7 @@ def write(folder, drawn, result, dtype, out="float32"):
             "bench": [{**case, "name": "cpu_bench"}],
         },
     }
+    folder.mkdir(exist_ok=True)
     wide = "x.double()" if dtype == "float32" else "x"
     (folder / "task.toml").write_text(task_toml(data))
     (folder / "reference.py").write_text(
@@ -58,6 +61,11 @@ def write(folder, drawn, result, dtype, out="float32"):
         ("float32", "(x * 4 - 1).clamp(0, 1).mul(2).clamp(0, 1)", "(x * 4 - 1).clamp(0, 1)"),
         ("float32", "F.hardtanh(x * 4 - 1).div(0.5).clamp(-1, 1)", "F.hardtanh(x * 4 - 1)"),
         ("float32", "(torch.relu(x - 1) - 3).clamp_min(-2)", "torch.relu(x - 1)"),
+        ("float32", "torch.maximum(torch.zeros_like(x) * 0.9, x)", "torch.zeros_like(x) * 0.9"),
+        ("float32", "torch.maximum(x * 2, x.new_zeros(1).tanh())", "x.new_zeros(1).tanh()"),
+        ("int32", "(x + x.new_full(x.shape, 0)) * 3", "x + x.new_full(x.shape, 0)"),
+        ("int32", "(torch.zeros_like(x) + x) * 3", "torch.zeros_like(x) + x"),
+        ("int32", "(x - torch.zeros_like(x)) * 3", "x - torch.zeros_like(x)"),
     ],
 )
 def test_algebra_shows_that_nothing_changes(tmp_path, dtype, result, operation):
@@ -84,6 +92,12 @@ def test_algebra_shows_that_nothing_changes(tmp_path, dtype, result, operation):
         (BYTES.format("uint8"), "((x >> 4) + 1) & 0x1F", "uint8"),
         (BYTES.format("uint8"), "((x >> 4).add_(240)) & 0xF", "uint8"),
         (BYTES.format("uint8"), "x.repeat(1, 4).view(torch.int32) & 0xFF", "uint8"),
+        (MATRIX, "x + torch.zeros_like(x) * x", "float32"),  # infinities make it NaN
+        (MATRIX, "x + (torch.zeros_like(x) + (x.shape[0] - 9))", "float32"),
+        (MATRIX, "x + (x - x) * 0.9", "float32"),
+        (MATRIX, "1 / (torch.zeros_like(x) * -0.9) + x", "float32"),
+        (MATRIX, "x + torch.zeros_like(x).add_(1) * 2", "float32"),
+        (MATRIX, "x + torch.zeros_like(x).cos()", "float32"),
         (MATRIX, "torch.relu(x)", "float32"),  # no draw is below 0, and another could be
         (MATRIX, "torch.triu(x @ x)", "float32"),
         (UPPER, "torch.triu(x @ x.T)", "float32"),
@@ -137,3 +151,10 @@ def test_what_is_idle_in_one_of_several_places_with_the_same_words_is_not_shown(
     result = "sum(y & 0xF for y in (x >> 4, x))"
     write(tmp_path, BYTES.format("uint8"), result, "uint8", "uint8")
     assert prove_idle(tmp_path) == []
+
+
+def test_the_folder_may_be_relative(tmp_path, monkeypatch):
+    """`kagent new` without --to proved nothing."""
+    write(tmp_path / "task", BYTES.format("uint8"), "(x >> 4) & 0xF", "uint8")
+    monkeypatch.chdir(tmp_path)
+    assert len(prove_idle(Path("task"))) == 1

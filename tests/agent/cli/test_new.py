@@ -98,7 +98,7 @@ def test_of_a_hole_it_is_said_what_to_do(file, tmp_path, monkeypatch, capsys):
         "def make_inputs():\n    return (torch.randn(12, 9),)\n"
     )
     ended = run(monkeypatch, capsys, "new", f"{file}:best", "--to", tmp_path / "best")
-    assert ended.code == 1, ended
+    assert ended.code == 0, ended  # the task is there, as `next:` says
     out = " ".join(ended.out.split())
     assert "hole: reference.py:" in out
     assert "name an operation that changes nothing under `without_effect`" in out
