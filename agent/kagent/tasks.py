@@ -89,8 +89,9 @@ def sound_task(task: Task, kind: Kind, say: Callable[[str], None] = lambda _: No
     """
     found = check_task(task, kind, say)
     if found.holes:
-        count = f"{len(found.holes)} wrong result" + ("s" if len(found.holes) > 1 else "")
-        say(f"{task.name}: {count} would pass: kagent check {task.folder} names them")
+        ending, them = ("s", "them") if len(found.holes) > 1 else ("", "it")
+        count = f"{len(found.holes)} wrong result{ending}"
+        say(f"{task.name}: {count} would pass: kagent check {command_word(task)} names {them}")
     return found
 
 

@@ -1,7 +1,9 @@
 import pytest
+from kagent import tasks
 from kagent.resources import resource
-from kagent.tasks import command_word, find_task, seeds_of, task_names
+from kagent.tasks import command_word, find_task, seeds_of, sound_task, task_names
 from kagent_sandbox.errors import MachineError, TaskError
+from kagent_sandbox.judge.task_check import TaskCheck
 from simulated_landscape import toy_task
 
 
@@ -34,6 +36,20 @@ def test_commands_find_a_task_by_the_word_that_texts_name(tmp_path, monkeypatch)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir("elsewhere")
     assert command_word(own) == f"'{tmp_path.resolve()}/my tasks/softmax'"
+
+
+@pytest.mark.parametrize(("count", "words"), [(1, "1 wrong result"), (2, "2 wrong results")])
+def test_what_is_said_of_holes_can_be_pasted(tmp_path, monkeypatch, count, words):
+    folder = tmp_path / "my folder"
+    folder.mkdir()
+    task = toy_task(folder)
+    found = TaskCheck("cpu", "cpu", 1, (), 9, ("hole",) * count, 0.5, 0.1)
+    monkeypatch.setattr(tasks, "check_task", lambda *_: found)
+    monkeypatch.chdir(tmp_path)
+    said = []
+    assert sound_task(task, "cpu", said.append) is found
+    them = "it" if count == 1 else "them"
+    assert said == [f"toy: {words} would pass: kagent check './my folder' names {them}"]
 
 
 def test_an_unknown_task_is_answered_with_what_there_is():

@@ -102,6 +102,8 @@ def _none_varies(made: Made) -> str:
 
 def made_text(made: Made) -> Text:
     """The new task, and the next command."""
+    from kagent.tasks import command_word
+
     task = made.task
     text = Text(f"{task.signature}\n")
     sizes = ", ".join(f"{n} = {s}" for n, s in made.trace.dims.items())
@@ -122,21 +124,16 @@ def made_text(made: Made) -> Text:
         text.append(
             "a wrong result would pass there: add a case to task.toml that shows it, or name an "
             "operation that changes nothing under `without_effect` (docs/tasks.md), then "
-            f"kagent check {shown(made.folder)}\n"
+            f"kagent check {command_word(task)}\n"
         )
     text.append(f"{made.folder}/task.toml, reference.py", "bold green")
     text.append(f" written and checked in {made.seconds:.0f} s\n")
     if made.seeds:
         names = ", ".join(f"{s.name} ({s.language})" for s in made.seeds)
-        text.append(f"seeds: {names}\nnext: kagent evolve {shown(made.folder)} --budget 50")
+        text.append(f"seeds: {names}\nnext: kagent evolve {command_word(task)} --budget 50")
     else:
         text.append(
             "no seed: write a first kernel as triton_NAME.py, cuda_NAME.py or cpp_NAME.py there "
             "(docs/candidates.md); kagent evolve begins with it"
         )
     return text
-
-
-def shown(folder: Path) -> str:
-    """A folder as an argument of a command: a path, not a name."""
-    return str(folder) if folder.is_absolute() else f"./{folder}"

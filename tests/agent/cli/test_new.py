@@ -97,11 +97,12 @@ def test_of_a_hole_it_is_said_what_to_do(file, tmp_path, monkeypatch, capsys):
         "import torch\n\n\ndef best(x):\n    return torch.argmax(torch.softmax(x, -1), -1)\n\n\n"
         "def make_inputs():\n    return (torch.randn(12, 9),)\n"
     )
-    ended = run(monkeypatch, capsys, "new", f"{file}:best", "--to", tmp_path / "best")
+    ended = run(monkeypatch, capsys, "new", f"{file}:best", "--to", tmp_path / "my best")
     assert ended.code == 0, ended  # the task is there, as `next:` says
     out = " ".join(ended.out.split())
     assert "hole: reference.py:" in out
     assert "name an operation that changes nothing under `without_effect`" in out
+    assert f"then kagent check '{tmp_path / 'my best'}'" in out
 
 
 RAISING = """
