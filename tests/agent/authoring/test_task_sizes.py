@@ -11,7 +11,7 @@ from kagent.authoring import new_task
 from kagent.authoring.draft import cases
 from kagent.authoring.draft.cases import make_draft
 from kagent.authoring.draft.reference import reference_py
-from kagent.authoring.draft.rooms import find_rooms
+from kagent.authoring.draft.rooms import bare, find_rooms
 from kagent.authoring.draft.toml import task_toml
 from kagent.authoring.errors import AuthoringError
 from kagent.authoring.tracing import trace as trace_module
@@ -32,6 +32,16 @@ def test_shapes_are_formulas_and_equalities_are_kept():
     assert found.products == "2 * K * M * N"
     pooled = traced(lambda x: F.avg_pool1d(x, 3, 2, 1), torch.randn(4, 8, 31))
     assert pooled.results[0].shape == ("B", "C", "((L - 1) // 2) + 1")
+
+
+def test_a_signature_has_the_dtypes_that_are_not_the_cases():
+    def picked(x, i):
+        return x[i], i + 1
+
+    found = traced(picked, torch.randn(8, 5), torch.zeros(6).long())
+    signature = tomllib.loads(task_toml(bare(found)))["signature"]
+    arguments = "x: Tensor[M, N], i: Tensor[K] int64"
+    assert signature == f"picked({arguments}) -> (Tensor[K, N], Tensor[K] int64)"
 
 
 def test_sizes_of_quotients_without_a_rest_are_dimensions():

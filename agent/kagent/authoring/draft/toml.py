@@ -117,14 +117,19 @@ def _tolerance(draft: TaskDraft, shape: Sequence[int | str]) -> list[str]:
 
 def _signature(draft: TaskDraft) -> str:
     trace, operation = draft.trace, draft.trace.operation
-    parts = [
-        f"{operation.examples[i].name}: Tensor{_brackets(trace.shapes[i])}" for i in trace.used
-    ]
+    given = [(operation.examples[i], trace.shapes[i]) for i in trace.used]
+    parts = [f"{e.name}: {_tensor(draft, shape, e.dtype)}" for e, shape in given]
     parts += [f"{n}: {type(v).__name__}" for n, v in operation.numbers.items()]
-    results = [f"Tensor{_brackets(r.shape)}" for r in trace.results]
+    results = [_tensor(draft, r.shape, r.dtype) for r in trace.results]
     result = results[0] if len(results) == 1 else f"({', '.join(results)})"
     result = result if results else "None"
     return f"{operation.name}({', '.join(parts)}) -> {result}"
+
+
+def _tensor(draft: TaskDraft, shape: Sequence[int | str], dtype: torch.dtype) -> str:
+    """A tensor in a signature: with its dtype, where that is not the case's."""
+    sizes = f"Tensor[{', '.join(map(str, shape))}]"
+    return sizes if draft.declared(dtype) == "$dtype" else f"{sizes} {plain(dtype)}"
 
 
 def _bytes(draft: TaskDraft) -> str:
@@ -235,10 +240,6 @@ def _case(kind: str, case: DraftCase) -> list[str]:
 
 def _shape(shape: Sequence[int | str]) -> str:
     return f"[{', '.join(quoted(s) if isinstance(s, str) else str(s) for s in shape)}]"
-
-
-def _brackets(shape: Sequence[int | str]) -> str:
-    return f"[{', '.join(map(str, shape))}]"
 
 
 def _generator(generator: DraftGenerator) -> list[str]:
