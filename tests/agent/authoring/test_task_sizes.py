@@ -276,6 +276,20 @@ def test_a_dimension_that_others_must_have_too_names_them():
     assert room.trace.dims == {"S": 64}
 
 
+def moving_average(x):
+    state, found = torch.zeros_like(x[:, 0]), []
+    for t in range(x.shape[1]):
+        state = 0.9 * state + x[:, t]
+        found.append(state)
+    return torch.stack(found, 1)
+
+
+def test_a_dimension_that_a_loop_runs_over_is_told_so():
+    operation = make_operation(moving_average, torch.randn(8, 12, 64))
+    with pytest.raises(AuthoringError, match=r"^T: .* Python number, as a loop over it does"):
+        next(find_rooms(operation, {("x", 1): "T"}))
+
+
 def embedded_bags(indices, offsets, table):
     return F.embedding_bag(indices, table, offsets, mode="sum")
 

@@ -17,7 +17,7 @@ from kagent.authoring.errors import AuthoringError
 from kagent.authoring.tracing.drawing import by_values
 from kagent.authoring.tracing.operation import Example, Operation
 from kagent.authoring.tracing.sizes import Room, Sizes, explore, find_equal, prime
-from kagent.authoring.tracing.trace import Axis, TracedOperation, trace
+from kagent.authoring.tracing.trace import Axis, TracedOperation, results_at, trace
 
 LEAST_SIZE = 8
 """Smaller dimensions stay as in the example: channels, kernels' widths, pairs."""
@@ -76,6 +76,12 @@ def find_rooms(
 
 def _tied(operation: Operation, names: Mapping[Axis, str], lost: Iterable[str]) -> str:
     """Words for named dimensions that cannot vary, with those that may have to vary with them."""
+    if _takes_others(operation, [axis for axis, name in names.items() if name in lost]):
+        return (
+            "the operation runs at other sizes there, and uses each as a Python number, as a loop "
+            "over it does, of which a task would have the example's passes alone: write it as "
+            "operations on the whole dimension (cumsum, a matrix product, nn.GRU), or let it stay"
+        )
     text = "the operation takes no other sizes there, or ties it to another dimension"
     sizes = {operation.examples[i].shape[d]: n for (i, d), n in names.items() if n in lost}
     alike = [
@@ -89,6 +95,14 @@ def _tied(operation: Operation, names: Mapping[Axis, str], lost: Iterable[str]) 
     places = ", ".join(place for place, _ in alike)
     way = "--vary " + "=".join(alike[0])
     return f"{text}. Of the same size: {places}. Let those that go with it vary, too: {way}"
+
+
+def _takes_others(operation: Operation, axes: Iterable[Axis]) -> bool:
+    """Whether an operation runs where dimensions are one larger and nothing else is."""
+    shapes = [list(e.shape) for e in operation.examples]
+    for i, d in axes:
+        shapes[i][d] += 1
+    return results_at(operation, shapes) is not None
 
 
 def parse_vary(given: Iterable[str]) -> dict[tuple[str, int], str]:

@@ -198,19 +198,27 @@ class TracedOperation:
 
     def _runs(self, dims: Mapping[str, int]) -> bool:
         """Whether the function itself runs, with results as declared."""
-        shapes = [self.sizes(s, dims) for s in self.shapes]
-        try:
-            fake = FakeTensorMode(allow_non_fake_inputs=True)
-            with quiet(), fake, OneOperation(), torch.no_grad():
-                tensors = [
-                    torch.empty(s, dtype=e.dtype)
-                    for s, e in zip(shapes, self.operation.examples, strict=True)
-                ]
-                found, _ = run(self.operation, tensors)
-        except Exception:  # noqa: BLE001 - whatever a user's function does with odd sizes
-            return False
-        expected = [self.sizes(r.shape, dims) for r in self.results]
-        return [tuple(f.shape) for f in found] == expected
+        found = results_at(self.operation, [self.sizes(s, dims) for s in self.shapes])
+        return found == [self.sizes(r.shape, dims) for r in self.results]
+
+
+def results_at(
+    operation: Operation, shapes: Iterable[Sequence[int]]
+) -> list[tuple[int, ...]] | None:
+    """Shapes of the results that an operation has of tensors of such shapes, found on tensors
+    without memory; None where it does not take them.
+    """
+    try:
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        with quiet(), fake, OneOperation(), torch.no_grad():
+            tensors = [
+                torch.empty(tuple(s), dtype=e.dtype)
+                for s, e in zip(shapes, operation.examples, strict=True)
+            ]
+            found, _ = run(operation, tensors)
+    except Exception:  # noqa: BLE001 - whatever a user's function does with odd sizes
+        return None
+    return [tuple(f.shape) for f in found]
 
 
 def trace(
