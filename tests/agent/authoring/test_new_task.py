@@ -370,7 +370,7 @@ def test_a_whole_number_in_a_tensor_without_dimensions_is_an_argument(
         lambda: (torch.randn(48, 64), torch.full((), 7)),
         to=tmp_path / "step",
     )
-    assert made.signature == "operation(x: Tensor[M, N], p: Tensor[]) -> Tensor[M, N]"
+    assert made.signature == "operation(x: Tensor[M, N], p: Tensor[] int64) -> Tensor[M, N]"
 
 
 def test_lists_are_written_in_inference_mode():
