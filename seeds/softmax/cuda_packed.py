@@ -1,20 +1,23 @@
 """Softmax from packed registers: every row is read once and written once, in words of 16 bytes.
 
-A thread keeps up to 16 words of its row as they were loaded (8 elements of bf16 in 4 registers),
-which halves the registers per byte in flight. With 8 words in 64 registers an SM holds 128 KiB of
-rows. With 16 words in 80 registers (long rows: blocks of up to 256 threads and 64 KiB) it holds
-192 KiB. The maximum is taken on packed pairs. The exponentials are computed for the sum, and again
-for the output; float32 keeps them in place instead. One warp has a row up to 128 words (256 with 8
-words per thread), then a block, then a cluster that exchanges (maximum, sum) of its warps.
+A thread keeps up to 8 words of its row as they were loaded (8 elements of bf16 in 4 registers),
+which halves the registers per byte in flight: in 64 registers a thread, an SM holds 128 KiB of
+rows. The maximum is taken on packed pairs. The exponentials are computed for the sum, and again for
+the output; float32 keeps them in place instead. One warp has a row up to 256 words, then a block of
+up to 1024 threads. Longer rows of whole words lie in shared memory, too, which bulk copies fill: a
+row of 256 KiB takes a cluster of two blocks that exchange (maximum, sum) of their warps. Clusters
+of more would leave SMs idle, as few parts of the chip have a number of SMs that 4 divides.
 
 Rows that start anywhere have up to WIDTH - 1 elements before the first whole word and as many after
 the last: each is one extra element of one thread. Where x and y are misaligned differently, only
 the stores are narrow.
 
-Long rows are looked ahead for: a block's first act is to have the L2 fetch its part of the row that
-starts AHEAD MiB of rows later, in contiguous pieces of up to 8 KiB. The stream of reads from memory
-thus goes on through the reductions, exchanges and stores of the blocks, whose own loads then hit
-the L2. It costs neither registers nor shared memory, nor the balance of the hardware's scheduler.
+Long rows are looked ahead for: behind its own loads, a block has the L2 fetch its part of a later
+row, in contiguous pieces of up to 8 KiB. The stream of reads from memory thus goes on through the
+reductions, exchanges and stores of the blocks, whose own loads then hit the L2. It costs neither
+registers nor shared memory, nor the balance of the hardware's scheduler, which starts blocks in the
+order of rows. Half as many rows ahead as run at once are best on an H200; as many, and the L2 loses
+them before they are used.
 """
 
 import torch
@@ -22,16 +25,18 @@ import triton
 from kagent_sandbox.lang import cuda_kernel
 
 WORDS = 8  # of 16 bytes per thread at most, in rows shorter than LONG
-LONG = 2048  # words from which on a thread holds LONG_WORDS of them, in 80 registers
+LONG = 65536  # words from which on a thread holds LONG_WORDS of them, in 80 registers
 LONG_WORDS = 16
-THREADS = 512  # per block at most, with 8 words each (256 with 16): a longer row gets a cluster
+THREADS = 1024  # per block at most, with 8 words each (half as many with 16)
+HELD_THREADS = 512  # per block where rows lie in shared memory, too; two blocks share an SM
+HELD_WORDS = 14  # of such a thread in shared memory, at most
 STREAM = 1  # stores that are the first to leave the L2; 0: written back when their turn comes
-AHEAD = 8  # MiB of rows between a row and the one that its block has fetched into the L2; 0: none
+AHEAD = 0.5  # rows fetched ahead into the L2, as a share of those that run at once; 0: none
 AHEAD_FROM = 2048  # words of a row from which on that is done
 TUNE = {
-    "AHEAD": [0, 3, 8, 16],
+    "AHEAD": [0, 0.25, 0.5, 0.75],
     "LONG": [2048, 4096, 65536],
-    "THREADS": [256, 512],
+    "THREADS": [256, 512, 1024],
     "STREAM": [0, 1],
 }
 
@@ -191,10 +196,44 @@ __device__ __forceinline__ void send(float2* local, unsigned rank, float2 value,
       : "memory");
 }
 
+// Read once: the first to leave the L2. Both ends 16-byte aligned, a multiple of 16 bytes.
+__device__ __forceinline__ void bulk_load(void* to, const void* from, unsigned bytes,
+                                          unsigned long long* barrier) {
+  unsigned long long policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], %4;"
+      :: "r"(address(to)), "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(address(barrier)),
+         "l"(policy) : "memory");
+}
+
 // Fetch into the L2 only: 16-byte aligned, a multiple of 16 bytes, nothing to wait for.
 __device__ __forceinline__ void prefetch(const void* p, unsigned bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;"
                :: "l"(__cvta_generic_to_global(p)), "r"(bytes));
+}
+
+// The row's maximum and sum of exponentials relative to it, of those of its warps, which `partial`
+// takes. `gathered` counts what blocks of a cluster send.
+template <int CLUSTER, int WARPS>
+__device__ __forceinline__ float2 row_of(float2 mine, float2* partial, int rank, int warp,
+                                         unsigned long long* gathered) {
+  const int lane = threadIdx.x % 32;
+  if constexpr (CLUSTER > 1) {
+    if (lane < CLUSTER) send(&partial[rank * WARPS + warp], lane, mine, gathered);
+    __syncwarp();
+    barrier_wait(gathered, 0);                        // all that will ever be sent here has arrived
+  } else {
+    if (lane == 0) partial[warp] = mine;
+    __syncthreads();
+  }
+  float maximum = -CUDART_INF_F, sum = 0.0f;
+  for (int i = lane; i < CLUSTER * WARPS; i += 32) maximum = fmaxf(maximum, partial[i].x);
+  maximum = warp_max(maximum);
+  for (int i = lane; i < CLUSTER * WARPS; i += 32)    // a row of -inf gives NaN, as it should
+    sum += partial[i].y * exponential(partial[i].x - maximum);
+  return make_float2(maximum, warp_sum(sum));
 }
 
 // THREADS threads of each of CLUSTER blocks share a row; a block has its part of ROWS rows.
@@ -242,6 +281,27 @@ softmax_words(const T* x, T* y, long long x_stride, int rows, int columns, int a
     }
   }
 
+  // All loads are issued before the first use. This thread has the words first, first + STEP, ...
+  const int first = rank * THREADS + thread;
+  const uint4* from = reinterpret_cast<const uint4*>(x + head);
+  uint4 w[WORDS];
+#pragma unroll
+  for (int i = 0; i < WORDS; ++i) {
+    w[i] = make_uint4(lowest<T>(), lowest<T>(), lowest<T>(), lowest<T>());
+    if (first + i * STEP < words) w[i] = __ldcs(from + first + i * STEP);
+  }
+  int edge = -1;
+  float extra = -CUDART_INF_F;
+  if constexpr (EDGES) {
+    if (rank == 0) {
+      if (thread < head)
+        edge = thread;
+      else if (thread >= 16 && thread - 16 < tail)    // head < 16
+        edge = columns - tail + thread - 16;
+      if (edge >= 0) extra = to_float(x[edge]);
+    }
+  }
+
 #if __CUDA_ARCH__ >= 900
   if (ahead > 0 && lane == 0) {                       // this warp's piece of a later row
     const long long later = row + ahead;
@@ -264,27 +324,6 @@ softmax_words(const T* x, T* y, long long x_stride, int rows, int columns, int a
   }
   __syncwarp();
 #endif
-
-  // All loads are issued before the first use. This thread has the words first, first + STEP, ...
-  const int first = rank * THREADS + thread;
-  const uint4* from = reinterpret_cast<const uint4*>(x + head);
-  uint4 w[WORDS];
-#pragma unroll
-  for (int i = 0; i < WORDS; ++i) {
-    w[i] = make_uint4(lowest<T>(), lowest<T>(), lowest<T>(), lowest<T>());
-    if (first + i * STEP < words) w[i] = __ldcs(from + first + i * STEP);
-  }
-  int edge = -1;
-  float extra = -CUDART_INF_F;
-  if constexpr (EDGES) {
-    if (rank == 0) {
-      if (thread < head)
-        edge = thread;
-      else if (thread >= 16 && thread - 16 < tail)    // head < 16
-        edge = columns - tail + thread - 16;
-      if (edge >= 0) extra = to_float(x[edge]);
-    }
-  }
 
   unsigned top = lowest<T>();
 #pragma unroll
@@ -312,28 +351,12 @@ softmax_words(const T* x, T* y, long long x_stride, int rows, int columns, int a
   if constexpr (EDGES) even += exponential(extra - base);
   const float sum = warp_sum(even + odd);
 
-  float row_maximum = maximum, row_sum = sum;
+  float2 of_row = make_float2(maximum, sum);
   if constexpr (CLUSTER * WARPS > 1) {
-    const int warp = rank * WARPS + thread / 32;
-    if constexpr (CLUSTER > 1) {
-      cluster_wait();
-      if (lane < CLUSTER)
-        send(&partial[slot][warp], lane, make_float2(maximum, sum), &gathered);
-      __syncwarp();
-      barrier_wait(&gathered, 0);                     // all that will ever be sent here has arrived
-    } else {
-      if (lane == 0) partial[slot][warp] = make_float2(maximum, sum);
-      __syncthreads();
-    }
-    row_maximum = -CUDART_INF_F;
-    row_sum = 0.0f;
-    for (int i = lane; i < CLUSTER * WARPS; i += 32)
-      row_maximum = fmaxf(row_maximum, partial[slot][i].x);
-    row_maximum = warp_max(row_maximum);
-    for (int i = lane; i < CLUSTER * WARPS; i += 32)  // a row of -inf gives NaN, as it should
-      row_sum += partial[slot][i].y * exponential(partial[slot][i].x - row_maximum);
-    row_sum = warp_sum(row_sum);
+    if constexpr (CLUSTER > 1) cluster_wait();
+    of_row = row_of<CLUSTER, WARPS>(of_row, partial[slot], rank, thread / 32, &gathered);
   }
+  const float row_maximum = of_row.x, row_sum = of_row.y;
   const float scale = (IN_PLACE ? exponential(maximum - row_maximum) : 1.0f) / row_sum;
 
   T* out = y + head;
@@ -361,6 +384,123 @@ softmax_words(const T* x, T* y, long long x_stride, int rows, int columns, int a
   if constexpr (EDGES) {
     if (edge >= 0) from_float(exponential(extra - row_maximum) / row_sum, y[edge]);
   }
+}
+
+// THREADS threads of each of CLUSTER blocks share a row of whole words. A block has a contiguous
+// part of it: WORDS words of each thread in registers, the others in shared memory, `held`.
+template <typename T, int WORDS, int THREADS, int CLUSTER, bool STREAM>
+__global__ void __launch_bounds__(THREADS, 1024 / THREADS)
+softmax_held(const T* x, T* y, long long x_stride, int rows, int columns, int ahead, int skip) {
+#if __CUDA_ARCH__ >= 900
+  constexpr int WIDTH = 16 / sizeof(T);
+  constexpr int WARPS = THREADS / 32;
+  constexpr int KEPT = WORDS * THREADS;
+  constexpr int AT_ONCE = 1024;                       // words of a bulk copy
+  constexpr bool IN_PLACE = sizeof(T) == 4;
+  extern __shared__ __align__(128) uint4 held[];
+  __shared__ __align__(8) unsigned long long gathered, arrived;
+  __shared__ float2 partial[CLUSTER * WARPS];
+
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int rank = CLUSTER > 1 ? cluster_rank() : 0;
+  const long long row = blockIdx.x / CLUSTER;
+  const int row_words = columns / WIDTH;
+  const int part = (row_words + CLUSTER - 1) / CLUSTER;
+  const int begin = rank * part;
+  const int words = max(0, min(part, row_words - begin));
+  const int held_words = max(0, words - KEPT);
+  const uint4* from = reinterpret_cast<const uint4*>(x + row * x_stride) + begin;
+  uint4* out = reinterpret_cast<uint4*>(y + row * columns) + begin;
+
+  if (threadIdx.x == 0) {
+    if constexpr (CLUSTER > 1) {
+      barrier_init(&gathered);
+      barrier_expect(&gathered, CLUSTER * WARPS * 8);
+    }
+    barrier_init(&arrived);
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // bulk copies see the barrier
+    barrier_expect(&arrived, held_words * 16);
+    for (int i = 0; i < held_words; i += AT_ONCE)
+      bulk_load(held + i, from + KEPT + i, min(AT_ONCE, held_words - i) * 16, &arrived);
+  }
+  __syncwarp();
+  uint4 w[WORDS];
+#pragma unroll
+  for (int i = 0; i < WORDS; ++i) {
+    const int at = threadIdx.x + i * THREADS;
+    w[i] = make_uint4(lowest<T>(), lowest<T>(), lowest<T>(), lowest<T>());
+    if (at < words) w[i] = __ldcs(from + at);
+  }
+  if (ahead > 0 && lane == 0) {                       // this warp's piece of a later row
+    const long long later = row + ahead;
+    if (later >= skip && later < rows) {
+      const int piece = ((words + WARPS - 1) / WARPS + 7) & ~7;
+      const int count = min(piece, words - warp * piece);
+      const uint4* start = reinterpret_cast<const uint4*>(x + later * x_stride) + begin;
+      if (count > 0) prefetch(start + warp * piece, count * 16u);
+    }
+  }
+  __syncwarp();
+  // Barriers are initialised, here and in the other blocks.
+  if constexpr (CLUSTER > 1) {
+    cluster_arrive();
+    cluster_wait();
+  } else {
+    __syncthreads();
+  }
+
+  unsigned top = lowest<T>();
+  auto raise = [&](const uint4& q) {
+    top = larger<T>(top, larger<T>(larger<T>(q.x, q.y), larger<T>(q.z, q.w)));
+  };
+#pragma unroll
+  for (int i = 0; i < WORDS; ++i) raise(w[i]);
+  barrier_wait(&arrived, 0);
+#pragma unroll 4
+  for (int i = threadIdx.x; i < held_words; i += THREADS) raise(held[i]);
+  const float maximum = warp_max(largest<T>(top));
+
+  const float base = maximum == -CUDART_INF_F ? 0.0f : maximum;
+  float even = 0.0f, odd = 0.0f;
+  auto add = [&](uint4& q) {
+    float v[WIDTH];
+    unpack<T>(q, v);
+#pragma unroll
+    for (int k = 0; k < WIDTH; k += 2) {
+      v[k] = exponential(v[k] - base);
+      v[k + 1] = exponential(v[k + 1] - base);
+      even += v[k];
+      odd += v[k + 1];
+    }
+    if constexpr (IN_PLACE) q = pack<T>(v);
+  };
+#pragma unroll
+  for (int i = 0; i < WORDS; ++i) add(w[i]);
+#pragma unroll 2
+  for (int i = threadIdx.x; i < held_words; i += THREADS) add(held[i]);
+  const float2 mine = make_float2(maximum, warp_sum(even + odd));
+  const float2 of_row = row_of<CLUSTER, WARPS>(mine, partial, rank, warp, &gathered);
+
+  const float scale = (IN_PLACE ? exponential(maximum - of_row.x) : 1.0f) / of_row.y;
+  auto put = [&](int at, const uint4& q) {
+    float v[WIDTH];
+    unpack<T>(q, v);
+#pragma unroll
+    for (int k = 0; k < WIDTH; ++k)
+      v[k] = (IN_PLACE ? v[k] : exponential(v[k] - of_row.x)) * scale;
+    if constexpr (STREAM)
+      __stcs(out + at, pack<T>(v));
+    else
+      out[at] = pack<T>(v);
+  };
+#pragma unroll
+  for (int i = 0; i < WORDS; ++i) {
+    const int at = threadIdx.x + i * THREADS;
+    if (at < words) put(at, w[i]);
+  }
+#pragma unroll 2
+  for (int i = threadIdx.x; i < held_words; i += THREADS) put(KEPT + i, held[i]);
+#endif
 }
 
 template <typename T, int WIDTH>
@@ -418,9 +558,38 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
     aligned = all(n % width == 0 for n in (columns, stride, x.storage_offset()))
     words = triton.cdiv(columns, width)
 
+    hopper = torch.cuda.get_device_capability(x.device)[0] >= 9
+    sms = torch.cuda.get_device_properties(x.device).multi_processor_count
+    stream = "true" if STREAM else "false"
+
+    def fetched(resident: int) -> tuple[int, int]:
+        """Rows ahead, and the first row that none of those that start at once fetches."""
+        ahead = int(AHEAD * resident) if hopper and words >= AHEAD_FROM else 0
+        return ahead, resident
+
+    if hopper and aligned and words > WORDS * THREADS and words < LONG:
+        kept, cluster = WORDS * HELD_THREADS, 1
+        while triton.cdiv(words, cluster) > kept + HELD_WORDS * HELD_THREADS:
+            cluster *= 2
+        if cluster <= MAX_CLUSTER:
+            shape = f"{WORDS}, {HELD_THREADS}, {cluster}, {stream}"
+            kernel = cuda_kernel(f"softmax_held<{name}, {shape}>", SOURCE)
+            kernel.launch(
+                (rows * cluster,),
+                (HELD_THREADS,),
+                x,
+                y,
+                stride,
+                rows,
+                columns,
+                *fetched(sms * (1024 // HELD_THREADS) // cluster),
+                shared=max(0, triton.cdiv(words, cluster) - kept) * 16,
+                cluster=(cluster,) if cluster > 1 else None,
+            )
+            return y
+
     per_thread = triton.next_power_of_2(triton.cdiv(words, 32))
     threads, cluster = 32, 1
-    hopper = torch.cuda.get_device_capability(x.device)[0] >= 9
     if per_thread > WORDS:
         per_thread = WORDS if words < LONG else LONG_WORDS
         most = THREADS * min(per_thread, 8)  # words of a block
@@ -437,30 +606,23 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
         return y
 
     together = max(1, 128 // threads)
+    block = threads * together
+    if per_thread > 8:
+        resident = (512 if not aligned or block > 256 else 768) // block
+    else:
+        resident = (1024 if per_thread > 4 else 1536) // block
     edges = "false" if aligned else "true"
-    stream = "true" if STREAM else "false"
-    ahead = skip = 0
-    if AHEAD > 0 and words >= AHEAD_FROM and hopper:
-        ahead = max(1, AHEAD * 1024 * 1024 // (words * 16))
-        block = threads * together
-        if per_thread > 8:
-            resident = (512 if not aligned or block > 256 else 768) // block
-        else:
-            resident = (1024 if per_thread > 4 else 1536) // block
-        sms = torch.cuda.get_device_properties(x.device).multi_processor_count
-        skip = sms * max(1, resident) * together // cluster  # these rows start at once
     shape = f"{per_thread}, {threads}, {together}, {cluster}, {edges}, {stream}"
     kernel = cuda_kernel(f"softmax_words<{name}, {shape}>", SOURCE)
     kernel.launch(
         (triton.cdiv(rows, together) * cluster,),
-        (threads * together,),
+        (block,),
         x,
         y,
         stride,
         rows,
         columns,
-        ahead,
-        skip,
+        *fetched(sms * max(1, resident) * together // cluster),
         cluster=(cluster,) if cluster > 1 else None,
     )
     return y

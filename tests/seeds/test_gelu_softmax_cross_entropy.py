@@ -235,7 +235,7 @@ def test_cuda_seed_builds_without_spills(gpu_build, file, target):
     assert all(kernel.spill_bytes == 0 for kernel in plan.kernels)
     clusters = [launch.cluster for launch in plan.launches if launch.cluster]
     # Of 131072 columns: blocks of 512 threads of 32 values, or that keep the words as they came.
-    hopper = {"cuda_cluster": 8, "cuda_packed": 4, "cuda_streamed": 2}
+    hopper = {"cuda_cluster": 8, "cuda_packed": 2, "cuda_streamed": 2}
     blocks = hopper.get(file.stem) if target == "sm_90a" else None
     assert clusters == ([(blocks, 1, 1)] if blocks else [])
 
