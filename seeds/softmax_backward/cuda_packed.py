@@ -8,9 +8,9 @@ tensors, thus takes four blocks of 256 threads, where one block would have to re
 Rows that do not all start at multiples of 16 bytes come in words of 8, 4 or 2 bytes, more of them
 for each thread. Only rows that are too long for a cluster are swept twice.
 
-Long rows of whole words are looked ahead for: a block's first act is to have the L2 fetch its part
-of the row that starts AHEAD MiB later, so that the stream of reads goes on while blocks reduce and
-store.
+Long rows of whole words are looked ahead for: behind its own loads, a block has the L2 fetch its
+part of the row that starts AHEAD MiB later, so that the stream of reads goes on while blocks reduce
+and store.
 """
 
 import math
@@ -243,7 +243,22 @@ softmax_backward_words(const T* grad, const T* y, T* dx, long long grad_stride, 
   grad += row * grad_stride;
   y += row * y_stride;
 
+  // All loads are issued before the first use. A thread has every STEP-th word from its first on.
+  const int left = words - at.first;
+  grad += at.first * WIDTH;
+  y += at.first * WIDTH;
+  Word g[WORDS], p[WORDS];
+#pragma unroll
+  for (int i = 0; i < WORDS; ++i) {
+    g[i] = p[i] = Word{};
+    if (i * STEP < left) {
+      g[i] = load(reinterpret_cast<const Word*>(grad) + i * STEP);
+      p[i] = load(reinterpret_cast<const Word*>(y) + i * STEP);
+    }
+  }
 #if __CUDA_ARCH__ >= 900
+  grad -= at.first * WIDTH;
+  y -= at.first * WIDTH;
   if (sizeof(Word) == 16 && ahead > 0 && lane == 0) {  // this warp's piece of a later row
     const long long later = row + ahead;
     if (later >= skip && later < rows) {
@@ -259,19 +274,6 @@ softmax_backward_words(const T* grad, const T* y, T* dx, long long grad_stride, 
   __syncwarp();
 #endif
 
-  // All loads are issued before the first use. A thread has every STEP-th word from its first on.
-  const int left = words - at.first;
-  grad += at.first * WIDTH;
-  y += at.first * WIDTH;
-  Word g[WORDS], p[WORDS];
-#pragma unroll
-  for (int i = 0; i < WORDS; ++i) {
-    g[i] = p[i] = Word{};
-    if (i * STEP < left) {
-      g[i] = load(reinterpret_cast<const Word*>(grad) + i * STEP);
-      p[i] = load(reinterpret_cast<const Word*>(y) + i * STEP);
-    }
-  }
   float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < WORDS; ++i) {
