@@ -2,18 +2,20 @@
 
     python benchmarks/bars.py [--task NAME ...] [--configs K] [--limit-s S] [--out FILE]
     python benchmarks/bars.py --task NAME --sizes bfloat16,M=2670,N=16168 [--sizes ...]
+    python benchmarks/bars.py --task NAME --also FILE[:NAME=VALUE,...] [--also ...]
     python benchmarks/bars.py --read FILE
 
 One process on one GPU, by the judge's clock, without its checks: of each case, all seeds and all
 baselines run in turns, from a cold L2. A seed whose results differ from eager's by more than 2 % of
 their size is called wrong. Prints each case as it is done, and at the end the bars; each case is
 one line of JSON in --out. `--read` prints the bars of such a file. `--sizes` takes the place of the
-benchmark cases.
+benchmark cases. `--also` races a further file beside the seeds, with constants of its module set.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import functools
 import gc
 import importlib.metadata
@@ -99,6 +101,21 @@ def copy_of(size: float, device: torch.device) -> functools.partial[torch.Tensor
     return functools.partial(target.copy_, source)
 
 
+def variant_call(
+    task: Task, text: str, call: BaselineCall, device: torch.device
+) -> functools.partial[object]:
+    """The kernel of a file, "FILE[:NAME=VALUE,...]", bound to inputs, with its constants set."""
+    file, _, given = text.partition(":")
+    module = import_file(Path(file), f"bars_{abs(hash(text))}")
+    for item in filter(None, given.split(",")):
+        name, _, value = item.partition("=")
+        if not hasattr(module, name):
+            raise ValueError(f"{file} has no constant {name!r}")
+        setattr(module, name, ast.literal_eval(value))
+    reference = import_file(Path(call.reference), f"reference_of_{task.name}")
+    return functools.partial(getattr(module, task.entry), **make_inputs(call, device, reference))
+
+
 def seed_calls(
     task: Task, seed: Seed, call: BaselineCall, device: torch.device, configs: int
 ) -> Iterable[tuple[str, Callable[[], object]]]:
@@ -179,6 +196,11 @@ class Contenders:
             else:
                 self._try(seed.name, lambda calls=calls: [f for _, f in calls()], expected)
                 self._took(seed.name, results_bytes)
+
+        for text in self.options.also:
+            variant = functools.partial(variant_call, self.task, text, self.call, device)
+            self._try(text, lambda variant=variant: [variant()], expected)
+            self._took(text, results_bytes)
 
     def _took(self, name: str, results_bytes: int) -> None:
         """Count a kernel that runs among the seeds."""
@@ -382,6 +404,7 @@ def main() -> None:
     parser.add_argument("--configs", type=int, default=1, help="of each seed; the fastest counts")
     parser.add_argument("--modes", default="compile", help="of torch.compile, with commas")
     parser.add_argument("--without", default="", help="names of seeds to leave out, with commas")
+    parser.add_argument("--also", action="append", default=[], help="FILE[:NAME=VALUE,...]")
     parser.add_argument("--limit-s", type=float, default=math.inf, help="start no case after that")
     parser.add_argument("--no-do-bench", action="store_true")
     parser.add_argument("--out", type=Path)

@@ -16,7 +16,7 @@ Long rows are looked ahead for: behind its own loads, a block has the L2 fetch i
 row, in contiguous pieces of up to 8 KiB. The stream of reads from memory thus goes on through the
 reductions, exchanges and stores of the blocks, whose own loads then hit the L2. It costs neither
 registers nor shared memory, nor the balance of the hardware's scheduler, which starts blocks in the
-order of rows. Half as many rows ahead as run at once are best on an H200; as many, and the L2 loses
+order of rows. Rows that are 0.4 to 0.5 of those that run at once are best on an H200; as many, and the L2 loses
 them before they are used.
 """
 
@@ -31,10 +31,10 @@ THREADS = 1024  # per block at most, with 8 words each (half as many with 16)
 HELD_THREADS = 512  # per block where rows lie in shared memory, too; two blocks share an SM
 HELD_WORDS = 14  # of such a thread in shared memory, at most
 STREAM = 1  # stores that are the first to leave the L2; 0: written back when their turn comes
-AHEAD = 0.5  # rows fetched ahead into the L2, as a share of those that run at once; 0: none
+AHEAD = 0.4  # rows fetched ahead into the L2, as a share of those that run at once; 0: none
 AHEAD_FROM = 2048  # words of a row from which on that is done
 TUNE = {
-    "AHEAD": [0, 0.25, 0.5, 0.75],
+    "AHEAD": [0, 0.25, 0.4, 0.5],
     "LONG": [2048, 4096, 65536],
     "THREADS": [256, 512, 1024],
     "STREAM": [0, 1],
