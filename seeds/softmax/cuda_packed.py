@@ -16,8 +16,8 @@ Long rows are looked ahead for: behind its own loads, a block has the L2 fetch i
 row, in contiguous pieces of up to 8 KiB. The stream of reads from memory thus goes on through the
 reductions, exchanges and stores of the blocks, whose own loads then hit the L2. It costs neither
 registers nor shared memory, nor the balance of the hardware's scheduler, which starts blocks in the
-order of rows. Rows that are 0.4 to 0.5 of those that run at once are best on an H200; as many, and the L2 loses
-them before they are used.
+order of rows. On an H200, 0.4 to 0.5 as many rows ahead as run at once are best; as many, and the
+L2 loses them before they are used.
 """
 
 import torch
