@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -238,10 +239,23 @@ def load_config(**flags: object) -> Config:
     except pydantic.ValidationError as e:
         text = _fault(e, given)
     except SettingsError as e:
-        text = f"{e}: expected JSON"
+        text = _no_json(e)
     except (ValueError, RecursionError) as e:  # TOML that cannot be read
         text = f"{_unreadable()}: {e}"
     raise UserError(text)  # out of the handlers: what was caught may hold a key
+
+
+def _no_json(error: SettingsError) -> str:
+    """What is wrong with a variable that is no JSON: of all options models alone needs it."""
+    named = re.search(r'field "(\w+)"', str(error))
+    if named is None:
+        return str(error)
+    variable = f"KAGENT_{named[1].upper()}"
+    got = os.environ.get(variable, "")
+    return (
+        f"""{variable}: expected JSON, as '[{{"name": "MODEL"}}]', got {got!r}; """
+        "tables [[models]] of kagent.toml are easier to write"
+    )
 
 
 def _fault(error: pydantic.ValidationError, given: Mapping[str, object]) -> str:

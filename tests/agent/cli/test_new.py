@@ -199,6 +199,25 @@ def test_an_imported_task_is_replaced_when_told_to(file, tmp_path, monkeypatch, 
     assert [*made.iterdir()] == [folder]
 
 
+@pytest.mark.nightly
+def test_imported_problems_with_holes_are_tasks_and_those_with_faults_are_counted(
+    file, tmp_path, monkeypatch, capsys
+):
+    folder = tmp_path / "problems"
+    folder.mkdir()
+    (folder / "1_Half.py").write_text(PROBLEM)
+    best = PROBLEM.replace("x * 0.5", "torch.argmax(torch.softmax(x, -1), -1)")
+    (folder / "2_Best.py").write_text(best)
+    words = ("import", "kernelbench", folder, "--to", tmp_path / "tasks", "--force")
+    ended = run(monkeypatch, capsys, *words)
+    assert ended.code == 0, ended.err
+    assert "1 of 2 are tasks without fault or hole" in ended.out
+    (folder / "3_None.py").write_text(PROBLEM.replace("x * 0.5", "x.nothing"))
+    ended = run(monkeypatch, capsys, *words)
+    assert ended.code == 1
+    assert "1 of 3 are tasks without fault or hole" in ended.out
+
+
 FIXED = """
 import torch
 
