@@ -246,7 +246,7 @@ def load_config(**flags: object) -> Config:
 
 
 def _no_json(error: SettingsError) -> str:
-    """What is wrong with a variable that is no JSON: of all options models alone needs it."""
+    """Fault of a variable that is no JSON: of all options models alone needs it."""
     named = re.search(r'field "(\w+)"', str(error))
     if named is None:
         return str(error)
