@@ -40,12 +40,13 @@ __device__ void from_float(float x, float& y) { y = x; }
 __device__ void from_float(float x, __half& y) { y = __float2half_rn(x); }
 __device__ void from_float(float x, __nv_bfloat16& y) { y = __float2bfloat16_rn(x); }
 
-// exp(x), where the maximum has been subtracted already.
-__device__ float exponential(float x) {
+__device__ float ex2(float x) {
   float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.4426950408889634f));
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+// exp(x), where the maximum has been subtracted already.
+__device__ float exponential(float x) { return ex2(x * 1.4426950408889634f); }
 // What to subtract from values of this maximum: -inf - -inf would be NaN.
 __device__ float shift_of(float maximum) { return maximum == -CUDART_INF_F ? 0.0f : maximum; }
 
@@ -176,32 +177,34 @@ __device__ void cluster_arrive() {
 __device__ void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-__device__ void barrier_init(unsigned barrier) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(barrier) : "memory");
+__device__ void barrier_init(unsigned long long* barrier) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(shared_address(barrier)) : "memory");
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-__device__ void barrier_expect(unsigned barrier, unsigned bytes) {
+__device__ void barrier_expect(unsigned long long* barrier, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
-               :: "r"(barrier), "r"(bytes) : "memory");
+               :: "r"(shared_address(barrier)), "r"(bytes) : "memory");
 }
-__device__ void barrier_wait(unsigned barrier, unsigned parity) {
+__device__ void barrier_wait(unsigned long long* barrier, unsigned parity) {
   unsigned done;
   do {
     asm volatile(
         "{ .reg .pred p;\n"
         "  mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
         "  selp.u32 %0, 1, 0, p; }"
-        : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+        : "=r"(done) : "r"(shared_address(barrier)), "r"(parity) : "memory");
   } while (!done);
 }
-__device__ void bulk_load(unsigned to, const void* from, unsigned bytes, unsigned barrier) {
+__device__ void bulk_load(void* to, const void* from, unsigned bytes,
+                          unsigned long long* barrier) {
+  const unsigned place = shared_address(to), counter = shared_address(barrier);
   unsigned long long policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
       "[%0], [%1], %2, [%3], %4;"
-      :: "r"(to), "l"(from), "r"(bytes), "r"(barrier), "l"(policy) : "memory");
+      :: "r"(place), "l"(from), "r"(bytes), "r"(counter), "l"(policy) : "memory");
 }
 #endif
 
@@ -238,23 +241,24 @@ __device__ __forceinline__ void put(uint4* to, const uint4& q) {
 
 #if __CUDA_ARCH__ >= 900
 // To the same place in block `rank` of the cluster, counted by that block's barrier.
-__device__ void send(float2* local, int rank, float2 value, unsigned barrier) {
+__device__ void send(float2* local, int rank, float2 value, unsigned long long* barrier) {
   asm volatile(
       "{ .reg .b32 to, counter;\n"
       "  mapa.shared::cluster.u32 to, %0, %4;\n"
       "  mapa.shared::cluster.u32 counter, %1, %4;\n"
       "  st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [to], {%2, %3}, [counter]; }"
-      :: "r"(shared_address(local)), "r"(barrier), "f"(value.x), "f"(value.y), "r"(rank)
+      :: "r"(shared_address(local)), "r"(shared_address(barrier)), "f"(value.x), "f"(value.y),
+         "r"(rank)
       : "memory");
 }
-__device__ void cluster_barrier_wait(unsigned barrier) {
+__device__ void cluster_barrier_wait(unsigned long long* barrier) {
   unsigned done = 0;
   while (!done)
     asm volatile(
         "{ .reg .pred p;\n"
         "  mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0;\n"
         "  selp.u32 %0, 1, 0, p; }"
-        : "=r"(done) : "r"(barrier) : "memory");
+        : "=r"(done) : "r"(shared_address(barrier)) : "memory");
 }
 // Fetch into the L2 only: 16-byte aligned, a multiple of 16 bytes, nothing to wait for.
 __device__ void prefetch(const void* p, unsigned bytes) {
@@ -308,15 +312,14 @@ rows_packed(const T* logits, const long long* target, const float* count, float*
   }
   if (thread == 0) {
     if constexpr (CLUSTER > 1) {
-      barrier_init(shared_address(&gathered));
-      barrier_expect(shared_address(&gathered), CLUSTER * WARPS * 8);
+      barrier_init(&gathered);
+      barrier_expect(&gathered, CLUSTER * WARPS * 8);
     }
     if constexpr (HELD) {
-      barrier_init(shared_address(&arrived));
-      barrier_expect(shared_address(&arrived), in_memory * 16);
+      barrier_init(&arrived);
+      barrier_expect(&arrived, in_memory * 16);
       for (int i = 0; i < in_memory; i += 1024)
-        bulk_load(shared_address(held + i), from + KEPT + i, min(1024, in_memory - i) * 16,
-                  shared_address(&arrived));
+        bulk_load(held + i, from + KEPT + i, min(1024, in_memory - i) * 16, &arrived);
     }
   }
   __syncwarp();
@@ -338,7 +341,7 @@ rows_packed(const T* logits, const long long* target, const float* count, float*
   for (int w = 0; w < WORDS; ++w) packed = Word<T>::peak(packed, kept[w]);
   if constexpr (CLUSTER > 1) cluster_wait();          // barriers are initialised, here and there
   if constexpr (HELD) {
-    barrier_wait(shared_address(&arrived), 0);
+    barrier_wait(&arrived, 0);
 #pragma unroll 4
     for (int i = thread; i < in_memory; i += THREADS) packed = Word<T>::peak(packed, held[i]);
   }
@@ -362,9 +365,9 @@ rows_packed(const T* logits, const long long* target, const float* count, float*
   const float sum = warp_sum(total);
   if constexpr (CLUSTER > 1) {
     if (lane < CLUSTER)
-      send(&pairs[rank * WARPS + warp], lane, make_float2(top, sum), shared_address(&gathered));
+      send(&pairs[rank * WARPS + warp], lane, make_float2(top, sum), &gathered);
     __syncwarp();
-    cluster_barrier_wait(shared_address(&gathered));
+    cluster_barrier_wait(&gathered);
   } else {
     if (lane == 0) pairs[warp] = make_float2(top, sum);
     __syncthreads();

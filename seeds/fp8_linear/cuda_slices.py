@@ -55,6 +55,23 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const unsigned (&a)[
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// To `to`, from byte `at` on. Zeros where nothing is left of the row.
+template <int BYTES, int FETCH>
+__device__ __forceinline__ void copy_bytes(uint4* to, int at, const void* from, int left) {
+#define COPY(HOW)                                                                                \
+  asm volatile("{ .reg .pred none;\n setp.le.s32 none, %2, 0;\n cp.async." HOW                   \
+               " [%0], [%1], %3, none; }"                                                        \
+               :: "r"(address(to) + at), "l"(from), "r"(left), "n"(BYTES) : "memory")
+  if constexpr (BYTES < 16)
+    COPY("ca.shared.global");
+  else if constexpr (FETCH == 256)
+    COPY("cg.shared.global.L2::256B");
+  else if constexpr (FETCH == 128)
+    COPY("cg.shared.global.L2::128B");
+  else
+    COPY("cg.shared.global");
+#undef COPY
+}
 // 16 bytes to shared memory in copies of WIDTH; those from `end` on are zeros.
 template <int WIDTH, int FETCH>
 __device__ __forceinline__ void copy_async(uint4* to, const unsigned char* from, int end) {
@@ -65,22 +82,8 @@ __device__ __forceinline__ void copy_async(uint4* to, const unsigned char* from,
       if (i < end) word[i / 4] |= static_cast<unsigned>(from[i]) << (i % 4 * 8);
     *to = make_uint4(word[0], word[1], word[2], word[3]);
   } else {
-#define COPY(HOW)                                                                                \
-  asm volatile("{ .reg .pred none;\n setp.le.s32 none, %2, 0;\n cp.async." HOW                   \
-               " [%0], [%1], %3, none; }"                                                        \
-               :: "r"(address(to) + i), "l"(from + i), "r"(end - i), "n"(WIDTH) : "memory")
 #pragma unroll
-    for (int i = 0; i < 16; i += WIDTH) {
-      if constexpr (WIDTH < 16)
-        COPY("ca.shared.global");
-      else if constexpr (FETCH == 256)
-        COPY("cg.shared.global.L2::256B");
-      else if constexpr (FETCH == 128)
-        COPY("cg.shared.global.L2::128B");
-      else
-        COPY("cg.shared.global");
-    }
-#undef COPY
+    for (int i = 0; i < 16; i += WIDTH) copy_bytes<WIDTH, FETCH>(to, i, from + i, end - i);
   }
 }
 __device__ __forceinline__ void copy_commit() {
@@ -96,12 +99,18 @@ __device__ __forceinline__ unsigned cluster_rank() {
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
+__device__ __forceinline__ void cluster_arrive() {
+  __syncwarp();
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
 template <int CLUSTER>
 __device__ __forceinline__ void meet() {              // all threads that share tiles
   if constexpr (CLUSTER > 1) {
-    __syncwarp();
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    cluster_arrive();
+    cluster_wait();
   } else {
     __syncthreads();
   }

@@ -45,14 +45,19 @@ __device__ __forceinline__ void from_float(float x, __nv_bfloat16& y) {
   y = __float2bfloat16_rn(x);
 }
 
-// Bytes 0 and 2 of 4 as numbers; shifted by 8, bytes 1 and 3. A constant that the compiler knows it
-// would load anew for each use: an instruction takes one of two.
+// A constant that the compiler does not know: one that it knows it would load anew for each use, as
+// an instruction takes one of two.
+template <unsigned BITS>
+__device__ __forceinline__ unsigned opaque() {
+  unsigned bits;
+  asm volatile("mov.u32 %0, %1;" : "=r"(bits) : "n"(BITS));
+  return bits;
+}
+
+// Bytes 0 and 2 of 4 as numbers; shifted by 8, bytes 1 and 3.
 template <typename T> struct Bytes;
 template <> struct Bytes<__nv_bfloat16> {
-  unsigned digits, sign;
-  __device__ Bytes() {
-    asm volatile("mov.u32 %0, 0x007f007f; mov.u32 %1, 0x00800080;" : "=r"(digits), "=r"(sign));
-  }
+  unsigned digits = opaque<0x007f007f>(), sign = opaque<0x00800080>();
   // 128 plus the low 7 bits, less 128 or, with the sign bit, 256: both are exact.
   __device__ unsigned operator()(unsigned w) const {
     const unsigned a = (w & digits) | 0x43004300u, b = (w & sign) | 0x43004300u;
@@ -62,8 +67,7 @@ template <> struct Bytes<__nv_bfloat16> {
   }
 };
 template <> struct Bytes<__half> {
-  unsigned low;
-  __device__ Bytes() { asm volatile("mov.u32 %0, 0x00ff00ff;" : "=r"(low)); }
+  unsigned low = opaque<0x00ff00ff>();
   // 1024 plus 128 plus the number, less 1152.
   __device__ unsigned operator()(unsigned w) const {
     const unsigned a = (w & low) ^ 0x64806480u, b = 0x64806480u;
@@ -88,6 +92,23 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const unsigned (&a)[
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// To `to`, from byte `at` on. Zeros where nothing is left of the row.
+template <int BYTES, int FETCH>
+__device__ __forceinline__ void copy_bytes(uint4* to, int at, const void* from, int left) {
+#define COPY(HOW)                                                                                \
+  asm volatile("{ .reg .pred none;\n setp.le.s32 none, %2, 0;\n cp.async." HOW                   \
+               " [%0], [%1], %3, none; }"                                                        \
+               :: "r"(address(to) + at), "l"(from), "r"(left), "n"(BYTES) : "memory")
+  if constexpr (BYTES < 16)
+    COPY("ca.shared.global");
+  else if constexpr (FETCH == 256)
+    COPY("cg.shared.global.L2::256B");
+  else if constexpr (FETCH == 128)
+    COPY("cg.shared.global.L2::128B");
+  else
+    COPY("cg.shared.global");
+#undef COPY
+}
 // 16 bytes to shared memory in copies of WIDTH; those from `end` on are zeros.
 template <int WIDTH, int FETCH>
 __device__ __forceinline__ void copy_async(uint4* to, const signed char* from, int end) {
@@ -98,22 +119,8 @@ __device__ __forceinline__ void copy_async(uint4* to, const signed char* from, i
       if (i < end) word[i / 4] |= static_cast<unsigned char>(from[i]) << (i % 4 * 8);
     *to = make_uint4(word[0], word[1], word[2], word[3]);
   } else {
-#define COPY(HOW)                                                                                \
-  asm volatile("{ .reg .pred none;\n setp.le.s32 none, %2, 0;\n cp.async." HOW                   \
-               " [%0], [%1], %3, none; }"                                                        \
-               :: "r"(address(to) + i), "l"(from + i), "r"(end - i), "n"(WIDTH) : "memory")
 #pragma unroll
-    for (int i = 0; i < 16; i += WIDTH) {
-      if constexpr (WIDTH < 16)
-        COPY("ca.shared.global");
-      else if constexpr (FETCH == 256)
-        COPY("cg.shared.global.L2::256B");
-      else if constexpr (FETCH == 128)
-        COPY("cg.shared.global.L2::128B");
-      else
-        COPY("cg.shared.global");
-    }
-#undef COPY
+    for (int i = 0; i < 16; i += WIDTH) copy_bytes<WIDTH, FETCH>(to, i, from + i, end - i);
   }
 }
 __device__ __forceinline__ void copy_commit() {
@@ -129,12 +136,18 @@ __device__ __forceinline__ unsigned cluster_rank() {
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
+__device__ __forceinline__ void cluster_arrive() {
+  __syncwarp();
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
 template <int CLUSTER>
 __device__ __forceinline__ void meet() {              // all threads that share tiles
   if constexpr (CLUSTER > 1) {
-    __syncwarp();
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    cluster_arrive();
+    cluster_wait();
   } else {
     __syncthreads();
   }
