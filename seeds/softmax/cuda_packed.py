@@ -260,7 +260,7 @@ softmax_words(const T* x, T* y, long long x_stride, int rows, int columns, int a
   if constexpr (CLUSTER > 1) {
     if (threadIdx.x == 0) {
       barrier_init(&gathered);
-      barrier_expect(&gathered, CLUSTER * WARPS * 8);
+      barrier_expect(&gathered, ROWS * CLUSTER * WARPS * 8);
     }
     cluster_arrive();                                 // "my barrier exists": awaited before sending
   }

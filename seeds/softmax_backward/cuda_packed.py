@@ -290,7 +290,7 @@ softmax_backward_words(const T* grad, const T* y, T* dx, long long grad_stride, 
     if constexpr (CLUSTER > 1) {
       cluster_wait();
       // What arrives before is counted, too: the barrier's phase ends with this thread's arrival.
-      if (threadIdx.x == 0) barrier_expect(&gathered, CLUSTER * WARPS * 4);
+      if (threadIdx.x == 0) barrier_expect(&gathered, ROWS * CLUSTER * WARPS * 4);
       if (lane < CLUSTER) send(&partial[slot][warp], lane, dot, &gathered);
       __syncwarp();
       barrier_wait(&gathered, 0);                     // all that will ever be sent here has arrived

@@ -9,12 +9,18 @@ import torch
 
 HEADER = Path(__file__).with_name("cuda_on_cpu.h")
 _FUNCTION = re.compile(r"(?:template <[^>]*>\s*)?__device__[^{;]*\{")
+_SHARED = re.compile(r"(extern )?__shared__ (?:__align__\(\d+\) )?((?:\w+ )*\w+) ([^;]*);")
+_NOT_EMULATED = re.compile(r'asm volatile\("(?:fence|griddepcontrol|prefetch)\.[^"]*"[^;]*')
 _TYPES = {
     "int": ctypes.c_int,
     "unsigned": ctypes.c_uint,
     "long long": ctypes.c_longlong,
     "float": ctypes.c_float,
 }
+
+
+class LaunchFailed(Exception):
+    """Threads are stuck, or use what is not there: see cuda_on_cpu.h."""
 
 
 class CudaOnCpu:
@@ -43,19 +49,22 @@ class CudaOnCpu:
         types = [ctypes.c_void_p if t.endswith("*") else _TYPES[t] for t, _ in typed]
         given = ", ".join(f"{'Address' if t.endswith('*') else t} {n}" for t, n in typed)
         text += f"""
-extern "C" void launch(int x_, int y_, int threads_, int cluster_, int late_, int reversed_,
-                       {given}) {{
-  emulated::run(x_, y_, threads_, cluster_, late_, reversed_,
-                [&] {{ {name}({", ".join(n for _, n in typed)}); }});
+extern "C" const char* launch(int x_, int y_, int threads_, int cluster_, int shared_, int late_,
+                              int reversed_, {given}) {{
+  return emulated::run(x_, y_, threads_, cluster_, shared_, late_, reversed_,
+                       [&] {{ {name}({", ".join(n for _, n in typed)}); }});
 }}
 """
         path = self.folder / f"kernel_{len(self.libraries)}.cpp"
         path.write_text(f'#include "{HEADER}"\n{text}')
         library = path.with_suffix(".so")
         macros = [f"-D{k}={v}" for k, v in defines.items()]
-        command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", *macros]
-        subprocess.run([*command, str(path), "-o", str(library)], check=True)
-        return ctypes.CDLL(str(library))["launch"], types
+        # Else a template's static variables are those of all libraries in the process.
+        options = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-fno-gnu-unique", *macros]
+        subprocess.run(["g++", *options, str(path), "-o", str(library)], check=True)
+        function = ctypes.CDLL(str(library))["launch"]
+        function.restype = ctypes.c_char_p
+        return function, types
 
 
 class _Kernel:
@@ -64,7 +73,8 @@ class _Kernel:
         self.function = function
         self.types = types
 
-    def launch(self, grid, block, *args, shared=0, cluster=None):
+    def launch(self, grid, block, *args, shared=0, cluster=None, pdl=False):
+        """Run to its end, whether or not the next launch may overlap it."""
         x, y = (*grid, 1)[:2] if isinstance(grid, tuple) else (grid, 1)
         threads = block[0] if isinstance(block, tuple) else block
         assert shared <= 227 << 10
@@ -72,13 +82,17 @@ class _Kernel:
             kind(a.data_ptr() if isinstance(a, torch.Tensor) else a)
             for kind, a in zip(self.types, args, strict=True)
         ]
-        order = (self.machine.late_copies, self.machine.reversed_threads)
-        self.function(x, y, threads, cluster[0] if cluster else 1, *map(int, order), *values)
+        late, reverse = self.machine.late_copies, self.machine.reversed_threads
+        blocks = cluster[0] if cluster else 1
+        failure = self.function(x, y, threads, blocks, shared, late, reverse, *values)
+        if failure:
+            raise LaunchFailed(failure.decode())
 
 
 def _for_the_cpu(source):
     """Without the toolkit's headers and the functions of inline PTX: the header has its own."""
     source = re.sub(r"#include <[^>]*>\n", "", source)
+    source = _NOT_EMULATED.sub("", source)
     kept, at = [], 0
     while found := _FUNCTION.search(source, at):
         end, depth = found.end(), 1
@@ -91,5 +105,19 @@ def _for_the_cpu(source):
             kept.append(source[at:end])
         at = end
     text = "".join(kept) + source[at:]
-    # A block's static shared memory outlives its threads, and blocks run one after another.
-    return text.replace("extern __shared__", "extern").replace("__shared__", "static")
+    return _SHARED.sub(_in_own_block, text)
+
+
+def _in_own_block(declaration):
+    """Shared memory of which every block of a cluster has its own."""
+    dynamic, kind, names = declaration.groups()
+    if dynamic:
+        name = names.removesuffix("[]")
+        return f"{kind}* {name} = emulated::dynamic<{kind}>();"
+    names_alone = re.findall(r"(\w+)[^,]*", names)
+    record = f"shared_{names_alone[0]}"
+    fields = "".join(f" auto& {n} = {record}_.{n};" for n in names_alone)
+    return (
+        f"struct {record} {{ {kind} {names}; }};"
+        f" auto& {record}_ = emulated::variable<{record}>();{fields}"
+    )
