@@ -332,7 +332,8 @@ rows_packed(const T* logits, const long long* target, const float* count, float*
   }
   // The label's word is this thread's: it corrects that element when all are stored.
   const int label_word = label / WIDTH - begin;
-  const bool mine = label_word >= 0 && label_word < words && label_word % THREADS == thread;
+  const bool mine =
+      label >= 0 && label_word >= 0 && label_word < words && label_word % THREADS == thread;
   const float at_label = mine ? to_float(logits[row * stride + label]) : 0.0f;
   if constexpr (CLUSTER > 1) cluster_arrive(); else __syncthreads();
 

@@ -353,7 +353,7 @@ def _teams(tiles: int, pieces: int, processors: int) -> tuple[int, int]:
     """Blocks of a cluster, and clusters: such that the SMs have about equally many tiles."""
     best, found = 0.0, (1, 1)
     cluster = 1
-    while cluster <= MAX_CLUSTER and (cluster == 1 or cluster * WARPS <= pieces):
+    while cluster <= min(MAX_CLUSTER, processors) and (cluster == 1 or cluster * WARPS <= pieces):
         # A part of the chip may hold no whole number of such clusters.
         teams = max(1, min(tiles, processors // cluster - (3 if cluster > 2 else 0)))
         busy = tiles * cluster / (triton.cdiv(tiles, teams) * processors)
