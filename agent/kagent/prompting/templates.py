@@ -1,16 +1,19 @@
 """Jinja templates of prompts/, any of which a user's own folder may replace.
 
 Undefined names are errors, and every error names the template's file and line. Nothing is escaped:
-prompts are text.
+prompts are text. A folder of templates may be somebody else's, named by a kagent.toml beside it:
+templates read what they are given, and reach neither Python's inner life nor files.
 """
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import Any
 
 import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from kagent_sandbox.errors import UserError
 
 from kagent.prompting.text import fenced
@@ -56,11 +59,19 @@ class _CompiledTemplates(jinja2.BytecodeCache):
 _compiled = _CompiledTemplates()
 
 
+class _ReadOnlyEnvironment(ImmutableSandboxedEnvironment):
+    """Templates that may look at their values and change nothing, on the disk either."""
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Whether a template may take an attribute: none of a path, whose methods open files."""
+        return not isinstance(obj, PurePath) and super().is_safe_attribute(obj, attr, value)
+
+
 class Templates:
     """The templates of some folders; those of later folders replace earlier ones."""
 
     def __init__(self, places: list[Path]) -> None:
-        self._environment = jinja2.Environment(
+        self._environment = _ReadOnlyEnvironment(
             loader=jinja2.FileSystemLoader([str(p) for p in reversed(places)]),
             undefined=jinja2.StrictUndefined,
             autoescape=False,  # noqa: S701 - prompts are text, not HTML

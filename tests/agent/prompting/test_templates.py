@@ -117,3 +117,23 @@ def test_a_folder_that_is_not_there_is_reported(tmp_path):
 def test_nothing_is_escaped(tmp_path):
     (tmp_path / "structure.md.j2").write_text("{{ '<T> & \"x\"' }}\n")
     assert prompter(tmp_path).write(h100_run.ask()).user == '<T> & "x"\n'
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "cycler.__init__.__globals__.os.mkdir(made)",
+        "''.__class__.__mro__[1].__subclasses__()",
+        "('{0.__class__.__init__.__globals__}').format(task)",
+        "task.folder.joinpath(made).mkdir()",
+        "(task.folder / made).write_text('')",
+        "ledger.append(1)",
+    ],
+)
+def test_a_template_runs_nothing(expression, tmp_path):
+    """Its folder may be somebody else's: a kagent.toml of a cloned repository names it."""
+    made = tmp_path / "made"
+    (tmp_path / "structure.md.j2").write_text(f"{{% set made = '{made}' %}}{{{{ {expression} }}}}")
+    with pytest.raises(UserError, match=r"structure.md.j2:1: SecurityError: "):
+        prompter(tmp_path).write(h100_run.ask())
+    assert not made.exists()
