@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from kagent import resources
 from kagent.campaign.record import Campaign, CampaignRun
 from kagent.config.devices import kind_of_device
-from kagent.config.settings import Config, load_config
+from kagent.config.settings import Config, load_config, load_config_of
 from kagent.config.values import Seconds
 from kagent.evolve.proposers import check_models
 from kagent.evolve.session import kind_for, kind_here, seeds_for
@@ -238,7 +238,7 @@ def _config(where: str, options: Mapping[str, Any]) -> Config:
     for name in options:
         if name not in OWN:
             raise UserError(f"{where}: no option {name!r}: there are {', '.join(OWN)}")
-    config = load_config(**options)
+    config = load_config_of("the campaign's file", options)
     if config.proposer.startswith("replay:"):
         raise UserError(f"{where}: a campaign searches, and {config.proposer} repeats a run")
     return config

@@ -17,8 +17,9 @@ from kagent_sandbox.errors import MachineError, UserError
 from kagent.asktell.judging import judge_all
 from kagent.campaign.exchange import Migrant, accept
 from kagent.campaign.file import accelerator_of
+from kagent.campaign.record import Campaign
 from kagent.config.devices import use_device
-from kagent.config.settings import Config, load_config
+from kagent.config.settings import Config, load_config_of
 from kagent.evolve import session
 from kagent.fleet.fleet import LOCAL
 from kagent.runs.ask import Nobody
@@ -62,7 +63,7 @@ def work(request: dict[str, Any], tell: Tell) -> str:
     else:
         options["accelerator"] = accelerator_of(request["device"])
     # Runs of a campaign give each other kernels by its own rule, and nothing comes from outside.
-    config = load_config(**options).model_copy(update={"memory": False})
+    config = load_config_of(Campaign.FILE, options).model_copy(update={"memory": False})
     ask_for(config.isolation)
     task = find_task(request["task"])
     elites = [from_json(Migrant, e) for e in request["elites"]]

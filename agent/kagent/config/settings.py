@@ -1,5 +1,9 @@
 """User settings and their sources: flags, then KAGENT_* variables, then OPENAI_* variables, then
 kagent.toml, then [tool.kagent] of pyproject.toml, then the defaults here.
+
+The two files are those of the current folder, which may be a clone of somebody else's repository.
+They send no key of a variable to an address of their own, join no cluster elsewhere, and do without
+no isolation, unless the user's own variables or flags say so.
 """
 
 from __future__ import annotations
@@ -8,14 +12,15 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import pydantic
 from kagent_sandbox.data.language import ANY
 from kagent_sandbox.errors import UserError
-from pydantic import Field, SecretStr
+from pydantic import Field, PrivateAttr, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -41,6 +46,8 @@ from kagent.config.values import (
 from kagent.llm.model_config import OPENAI_URL, ModelConfig, host_of, is_local
 
 _FILE, _PROJECT = "kagent.toml", "pyproject.toml"
+_HOSTS = "KAGENT_HOSTS"
+"""Variable with the hosts, with commas, that these files may name. No file can set it."""
 _OPENAI = ("api_key", "base_url", "model")  # set by OPENAI_*, too
 _SECRET = ("api_key", "base_url")  # never shown in an error: an address may hold a password
 _DEVICE = (
@@ -153,6 +160,8 @@ class Config(BaseSettings):
     stop_at: float | None = Field(
         None, gt=0, le=1, description="share of the roofline at which the run ends"
     )
+    _flags: frozenset[str] = PrivateAttr(frozenset())  # options that were given as flags
+    _address_of: str = PrivateAttr("")  # file that base_url is of, where it came as a flag
 
     @classmethod
     def settings_customise_sources(
@@ -171,6 +180,26 @@ class Config(BaseSettings):
             TomlConfigSettingsSource(settings_cls),
             PyprojectTomlConfigSettingsSource(settings_cls),
         )
+
+    def note_origin(self, flags: Collection[str], address_of: str) -> None:
+        """Remember which options are flags, and look at what files of the current folder set.
+
+        Args:
+            flags: Names of options.
+            address_of: Name of the file that `base_url` among them is of; "" if the user gave it.
+
+        Raises:
+            UserError: Such a file decides what is the user's to decide.
+        """
+        self._flags = frozenset(flags)
+        self._address_of = address_of if "base_url" in flags else ""
+        if self.on.startswith("ray://"):  # what a cluster answers is unpickled: it may be any code
+            _refuse_host(_file_of("on", flags), self.on, "join the cluster at")
+        if self.isolation == "T0" and (file := _file_of("isolation", flags)):
+            raise UserError(
+                f"{file}: option isolation: T0 confines nothing, and a file may come with a folder "
+                "of somebody else's: --isolation T0 or KAGENT_ISOLATION=T0 chooses it"
+            )
 
     def model_configs(self) -> tuple[ModelConfig, ...]:
         """The models to ask: those of `model`, else all of `models`; none if none is set.
@@ -204,7 +233,22 @@ class Config(BaseSettings):
         )
 
     def _key_of(self, table: ModelTable, address: str) -> SecretStr | None:
-        """The table's own key, else the run's, which is only ever sent to the run's address."""
+        """The table's own key, else the run's, which is only ever sent to the run's address.
+
+        Raises:
+            UserError: There is none, or a file of the current folder has it sent to a host that
+                nobody else named.
+        """
+        key = self._known_key(table, address)
+        own = table.api_key_env is None and _file_of("api_key", self._flags)
+        if key is not None and not own and not is_local(address):
+            option = "base_url" if table.base_url is None else "models"
+            file = self._address_of if option == "base_url" else ""
+            file = file or _file_of(option, self._flags)
+            _refuse_host(file, address, "send a key of your variables to")
+        return key
+
+    def _known_key(self, table: ModelTable, address: str) -> SecretStr | None:
         if table.api_key_env is not None:
             try:
                 given = parse_key(SecretStr(os.environ.get(table.api_key_env, "")))
@@ -229,20 +273,54 @@ def load_config(**flags: object) -> Config:
 
     Raises:
         UserError: A value does not fit, or an option does not exist; the text says which and where.
+            Or a file of the current folder decides what is the user's to decide.
+    """
+    return load_config_of("", flags)
+
+
+def load_config_of(file: str, flags: Mapping[str, object]) -> Config:
+    """The configuration, as `load_config` has it, with options of a file that was named.
+
+    Args:
+        file: Name of the file that `base_url` among the flags is of; "" if the user gave it.
+        flags: Options by their names.
+
+    Raises:
+        UserError: As `load_config`.
     """
     _no_misspelt_variable()
     if Path(_FILE).exists() and not Path(_FILE).is_file():
         raise UserError(f"{_FILE}: a folder or a device, where a file was expected: move it away")
     given = {name: value for name, value in flags.items() if value is not None}
     try:
-        return Config(**given)  # type: ignore[arg-type]
+        config = Config(**given)  # type: ignore[arg-type]
     except pydantic.ValidationError as e:
         text = _fault(e, given)
     except SettingsError as e:
         text = _no_json(e)
     except (ValueError, RecursionError) as e:  # TOML that cannot be read
         text = f"{_unreadable()}: {e}"
+    else:
+        config.note_origin(given, file)
+        return config
     raise UserError(text)  # out of the handlers: what was caught may hold a key
+
+
+def _refuse_host(file: str, address: str, does: str) -> None:
+    """Make sure that the host of an address is named by a variable, too, where it is of a file.
+
+    Raises:
+        UserError: The file alone names it.
+    """
+    host = host_of(address).lower()
+    name = (urlsplit(address).hostname or "").lower()
+    known = {h.strip().lower() for h in os.environ.get(_HOSTS, "").split(",")}
+    openai = address.startswith("https://") and name == host_of(OPENAI_URL)
+    if file and not openai and not {host, name} & known:
+        raise UserError(
+            f"{file}: would {does} {host}, and a file may come with a folder of somebody else's: "
+            f"set {_HOSTS}={host} if you know that host"
+        )
 
 
 def _no_json(error: SettingsError) -> str:
@@ -288,7 +366,12 @@ def _unreadable() -> str:
     return f"{_FILE} or {_PROJECT}"
 
 
-def _source_of(option: str, given: Mapping[str, object]) -> str:
+def _file_of(option: str, given: Collection[str]) -> str:
+    """The file of the current folder that an option's value is of; "" if it is of none."""
+    return next((f for f in (_FILE, _PROJECT) if _source_of(option, given) == f"{f}: "), "")
+
+
+def _source_of(option: str, given: Collection[str]) -> str:
     """The variable or file that an option's value is of, as the beginning of an error; "" for a
     flag.
     """

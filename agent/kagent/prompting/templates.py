@@ -74,7 +74,7 @@ class Templates:
         self._environment = _ReadOnlyEnvironment(
             loader=jinja2.FileSystemLoader([str(p) for p in reversed(places)]),
             undefined=jinja2.StrictUndefined,
-            autoescape=False,  # noqa: S701 - prompts are text, not HTML
+            autoescape=False,  # prompts are text, not HTML
             trim_blocks=True,
             lstrip_blocks=True,
             bytecode_cache=_compiled,

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kagent.config.settings import Config, load_config
+from kagent.config.settings import Config, load_config, load_config_of
 from kagent.config.values import ModelTable, parse_model_flag, parse_seconds
 from kagent.llm.model_config import OPENAI_URL, Prices
 from kagent_sandbox.errors import UserError
@@ -55,6 +55,33 @@ def test_a_file_sets_no_device():
         with pytest.raises(UserError, match=said):
             load_config()
         Path(file).unlink()
+
+
+def test_a_file_joins_no_cluster_of_its_own(monkeypatch):
+    """What a cluster answers is unpickled, and so may be any code."""
+    toml("on = 'ray://a.example:10001'\n")
+    with pytest.raises(
+        UserError, match=r"^kagent.toml: would join the cluster at a\.example:10001"
+    ):
+        load_config()
+    assert load_config(on="local").on == "local"
+    monkeypatch.setenv("KAGENT_ON", "ray://b.example:10001")
+    assert load_config().on == "ray://b.example:10001"
+    monkeypatch.delenv("KAGENT_ON")
+    monkeypatch.setenv("KAGENT_HOSTS", "a.example")
+    assert load_config().on == "ray://a.example:10001"
+
+
+def test_a_file_does_without_no_isolation(monkeypatch):
+    toml("isolation = 'T0'\n")
+    with pytest.raises(UserError, match=r"^kagent.toml: option isolation: T0 .* --isolation T0 or"):
+        load_config()
+    assert load_config(isolation="T0").isolation == "T0"
+    monkeypatch.setenv("KAGENT_ISOLATION", "T0")
+    assert load_config().isolation == "T0"
+    monkeypatch.delenv("KAGENT_ISOLATION")
+    toml("isolation = 'T1'\n")
+    assert load_config().isolation == "T1"
 
 
 def test_an_unknown_option_of_a_model_is_an_error():
@@ -272,6 +299,7 @@ class TestWhichModels:
     def test_tables(self, monkeypatch):
         toml(self.TABLES)
         monkeypatch.setenv("FAR_KEY", KEY)
+        monkeypatch.setenv("KAGENT_HOSTS", "far.example")
         a, b = load_config().model_configs()
         assert (a.name, a.base_url, a.api_key, a.weight) == ("a", LOCAL, None, 3.0)
         assert (a.temperature, a.reply_tokens, a.reply_s, a.prices) == (0.5, 16_000, 30.0, None)
@@ -332,6 +360,49 @@ class TestKeysAndAddresses:
             load_config().model_configs()
         toml(f"[[models]]\nname = 'm'\nbase_url = '{LOCAL}'\n")
         assert load_config().model_configs()[0].api_key is None
+
+    @pytest.mark.parametrize(
+        ("file", "table"), [("kagent.toml", ""), ("pyproject.toml", "tool.kagent")]
+    )
+    def test_a_file_of_the_folder_sends_no_key_to_its_own_address(self, file, table, monkeypatch):
+        """A cloned repository's kagent.toml would send the user's key to whoever wrote it."""
+        head = f"[{table}]\n" if table else ""
+        Path(file).write_text(f"{head}model = 'm'\nbase_url = 'https://a.example:8443/v1'\n")
+        monkeypatch.setenv("OPENAI_API_KEY", KEY)
+        said = rf"^{file}: would send a key of your variables to a\.example:8443, .* KAGENT_HOSTS="
+        with pytest.raises(UserError, match=said):
+            load_config().model_configs()
+        with pytest.raises(UserError, match=said):
+            load_config(model=["gpt-5"]).model_configs()
+        for known in ("a.example", "b.example, A.example:8443"):
+            monkeypatch.setenv("KAGENT_HOSTS", known)
+            [model] = load_config().model_configs()
+            assert model.api_key.get_secret_value() == KEY
+        for other in ("example", "a.example:1", ""):
+            monkeypatch.setenv("KAGENT_HOSTS", other)
+            with pytest.raises(UserError, match=said):
+                load_config().model_configs()
+        [model] = load_config(base_url="https://a.example:8443/v1").model_configs()
+        assert model.api_key.get_secret_value() == KEY
+        monkeypatch.setenv("KAGENT_BASE_URL", "https://b.example/v1")
+        assert load_config().model_configs()[0].host == "b.example"
+
+    def test_a_table_sends_no_variable_to_its_own_address(self, monkeypatch):
+        toml("[[models]]\nname = 'm'\nbase_url = 'https://a.example'\napi_key_env = 'AWS_KEY'\n")
+        monkeypatch.setenv("AWS_KEY", KEY)
+        with pytest.raises(UserError, match=r"^kagent.toml: would send a key .* to a\.example, "):
+            load_config().model_configs()
+
+    def test_a_file_may_send_a_key_that_it_holds(self):
+        toml(f"model = 'm'\nbase_url = 'https://a.example'\napi_key = '{KEY}'\n")
+        assert load_config().model_configs()[0].api_key.get_secret_value() == KEY
+
+    def test_an_address_that_comes_as_a_flag_may_be_of_a_file(self, monkeypatch):
+        monkeypatch.setenv("OPENAI_API_KEY", KEY)
+        asked = {"model": "m", "base_url": "https://a.example"}
+        with pytest.raises(UserError, match=r"^night.toml: would send a key .* to a\.example, "):
+            load_config_of("night.toml", asked).model_configs()
+        assert load_config(**asked).model_configs()[0].host == "a.example"
 
     def test_a_local_model_needs_none_and_may_have_one(self):
         [without] = load_config(model=["m"], base_url=LOCAL).model_configs()
