@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from kagent_sandbox.data.language import CUDA
@@ -71,9 +71,10 @@ def write_library(
         old: The library that is replaced.
 
     Raises:
-        UserError: The folder cannot be written.
+        UserError: The folder cannot be written, or a link or a name leads out of it.
     """
     try:
+        _refuse_outside(folder, files)
         for path, data in files.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             write_file(folder / path, data)
@@ -86,6 +87,21 @@ def write_library(
             _remove(folder, path)
     except OSError as e:
         raise UserError(f"{folder}: cannot be written ({e.strerror}: {e.filename})") from None
+
+
+def _refuse_outside(folder: Path, paths: Iterable[str]) -> None:
+    """Make sure that files come to lie in the folder: it may be somebody else's library.
+
+    Raises:
+        UserError: One would not.
+    """
+    root = folder.resolve()
+    for path in paths:
+        if not (root / path).parent.resolve().is_relative_to(root):
+            raise UserError(
+                f"{folder}: {path} would be written outside of it: a link or a name there leads "
+                "out: export into a new folder"
+            )
 
 
 def _files(

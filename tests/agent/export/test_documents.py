@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -13,10 +14,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from kagent.export.card import card
 from kagent.export.packaging import names_of, packaging_files
+from kagent.export.reading import read_library
 from kagent.export.runtime_files import runtime_files
 from kagent.export.templating import code, digest, figure, one_line, words
-from kagent.export.writing import documents, files_of
+from kagent.export.writing import documents, files_of, write_library
 from kagent_sandbox.data.verdict import SpeedVerdict
+from kagent_sandbox.errors import UserError
 from markdown_it import MarkdownIt
 from synthetic_library import HOSTILE, cpu_library, gpu_library
 
@@ -196,3 +199,26 @@ def test_generated_python_is_in_the_house_style(made, tmp_path):
     for command in (["format", "--diff", *options], ["check", *rules, *options]):
         done = subprocess.run([*ruff, *command], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("place", ["benchmarks", "build/torch-universal/made_kernels/_runtime"])
+def test_nothing_is_written_behind_a_link(place, tmp_path):
+    """A library of somebody else's may have a folder that leads to one of the reader's."""
+    library = cpu_library()
+    files = files_of(library, cubins={})
+    folder, mine = tmp_path / "library", tmp_path / "mine"
+    write_library(library, files, folder)
+    disk = read_library(folder)
+    shutil.move(folder / place, mine)
+    (folder / place).symlink_to(mine)
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}
+    with pytest.raises(UserError, match=rf"library: {place}/\S+ would be written outside of it: "):
+        write_library(library, files, folder, old=disk)
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == before
+
+
+def test_nothing_is_written_where_a_name_leads_out(tmp_path):
+    library = replace(cpu_library(), name="../../../outside")
+    with pytest.raises(UserError, match="would be written outside of it"):
+        write_library(library, files_of(library, cubins={}), tmp_path / "library")
+    assert not (tmp_path / "outside").exists()
