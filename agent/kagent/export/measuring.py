@@ -16,6 +16,7 @@ from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kagent_sandbox.builder.binary.linked_libraries import asked_of_surroundings
 from kagent_sandbox.data.build import BuildRequest, Built, Contender
 from kagent_sandbox.data.case import Case
 from kagent_sandbox.data.device import DeviceFacts
@@ -239,6 +240,12 @@ class _Verified:
             if isinstance(answer, Rejected):
                 return _refused(entrant, "does not build", answer)
             built.append(answer)
+        if (asked := _asked(built)) is not None:
+            return TimedResult(
+                entrant.id,
+                f"asks by {asked} where, when or by whom it is called, which may be answered "
+                "otherwise where a library is used",
+            )
         self._built[entrant.id] = built[0], built[1] if len(built) > 1 else None
         bench = self._task.cases(self._kind).bench
         choice = choice_for(self._checked, bench, entrant.choice)
@@ -306,6 +313,16 @@ class _Verified:
         config = {n: self._choice[n].get(case.case, 0) for n in case.candidates}
         verdicts = _verdicts(case, BEST_OF_TORCH)
         return PointRecord(case.case, case.dtype, dict(case.dims), times, config, best, verdicts)
+
+
+def _asked(built: Sequence[Built]) -> str | None:
+    """The first import by which a C++ kernel can tell a judge from a library's user."""
+    for answer in built:
+        if answer.target == "cpu":
+            for binary in answer.binaries.values():
+                if (name := asked_of_surroundings(binary)) is not None:
+                    return name
+    return None
 
 
 def _verdicts(case: RaceCase, against: str) -> dict[str, SpeedVerdict]:

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import pytest
 from kagent.config.settings import Config
 from kagent.export import measuring
 from kagent.export.measuring import LibraryEntrant, Measurement, measure_all
+from kagent_sandbox.builder.compile.cpp import compile_cpp
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.errors import MachineError
 from kagent_sandbox.process.device_lock import CPU, FOLDER, DeviceLock
@@ -107,3 +109,27 @@ def test_host_code_is_tried_in_a_turn_on_the_device(monkeypatch, tmp_path):
     verified.end(Watching())
     assert seen == [os.getpid()] * 2
     assert DeviceLock(CPU).turns() == []
+
+
+ASKING = """
+#include <cstdlib>
+extern "C" void gelu(const float* x, float* y) { y[0] = std::getenv("SHLVL") ? 42 : x[0]; }
+"""
+
+
+def test_native_code_that_asks_who_calls_it_is_refused_before_it_is_judged():
+    """In a judge's environment it is right, and in a user's it is not."""
+
+    @dataclass
+    class Request:
+        max_configs: int = 1
+
+    built = SimpleNamespace(target="cpu", binaries={"b": compile_cpp("gelu", ASKING)})
+    machine = SimpleNamespace(
+        request=lambda _: Request(),
+        race_request=None,
+        builder=SimpleNamespace(build=lambda _: built),
+    )
+    verified = measuring._Verified(machine, load_task(SEEDS / "gelu"), "cpu", [], [], print)
+    result = verified.verify(LibraryEntrant("k", "", 1, {}), None)
+    assert result.refused.startswith("asks by getenv where, when or by whom it is called")

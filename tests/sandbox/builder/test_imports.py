@@ -1,7 +1,7 @@
 """What a C++ kernel's library may import."""
 
 import pytest
-from kagent_sandbox.builder.binary.linked_libraries import forbidden_import
+from kagent_sandbox.builder.binary.linked_libraries import asked_of_surroundings, forbidden_import
 from kagent_sandbox.builder.compile.cpp import compile_cpp
 
 KERNEL = """
@@ -28,6 +28,37 @@ def compiled(declared="", used=""):
 
 def test_the_languages_own_libraries_are_fine():
     assert forbidden_import(compiled()) is None
+    assert asked_of_surroundings(compiled()) is None
+
+
+@pytest.mark.sampled(one_in=4)
+@pytest.mark.parametrize(
+    ("include", "used", "named"),
+    [
+        ("cstdlib", 'if (std::getenv("HOME")) y[0] = 1;', "getenv"),
+        ("unistd.h", "if (environ[0]) y[0] = 1;", "environ"),
+        ("unistd.h", "y[0] = getppid();", "getppid"),
+        ("unistd.h", "y[0] = syscall(39);", "syscall"),
+        ("ctime", "y[0] = std::time(nullptr);", "time"),
+        (
+            "chrono",
+            "y[0] = std::chrono::steady_clock::now().time_since_epoch().count();",
+            "_ZNSt6ch",
+        ),
+        ("random", "y[0] = std::random_device()();", "_ZNSt13random_device"),
+        ("fstream", 'std::ifstream at("/etc/passwd"); y[0] = at.get();', "_ZNSt13basic_filebuf"),
+        ("fcntl.h", 'y[0] = open("/", 0);', "open"),
+        ("cstdio", 'y[0] = std::fopen("/tmp/x", "r") != nullptr;', "fopen"),
+        ("sys/stat.h", 'struct stat at; y[0] = stat("/home", &at);', "stat"),
+        ("sys/prctl.h", "y[0] = prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0);", "prctl"),
+        ("thread", "std::this_thread::sleep_for(std::chrono::seconds(1));", ""),
+        ("unordered_map", "y[0] = omp_get_wtime();", "omp_get_wtime"),
+    ],
+)
+def test_questions_about_the_surroundings_are_named(include, used, named):
+    found = asked_of_surroundings(compiled(f"#include <{include}>", used))
+    assert found is not None
+    assert named in found
 
 
 @pytest.mark.sampled(one_in=3)

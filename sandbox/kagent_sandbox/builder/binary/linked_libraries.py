@@ -31,6 +31,37 @@ the process, when its library may be gone.
 _FOREIGN = re.compile(
     r"_?Py[A-Z_]|_ZN?K?(2at|3c10|5torch|6caffe2)|aoti_|(cblas|mkl|LAPACKE|dnnl|openblas)_|[sdcz]gemm_?$"
 )
+_SURROUNDINGS = re.compile(
+    r"_*(((secure_)?get|put|set|unset|clear)env|environ|program_invocation(_short)?_name|progname"
+    r"(_full)?|time|clock|clock_(gettime|getres|nanosleep)|gettimeofday|timespec_get|f?times?"
+    r"|getrusage|(u|nano)?sleep|omp_get_wti(me|ck)|get([pt]|pp|e?[ug]|res[ug]|s|pg)id|getpgrp"
+    r"|getgroups|prctl|syscall|ptrace|kill|getrandom|getentropy|arc4random(_buf|_uniform)?|uname"
+    r"|gethostname|getlogin(_r)?|getpw(uid|nam)(_r)?|open(at)?|creat|f(re)?open|popen|opendir"
+    r"|f?access(at)?|euidaccess|readlink(at)?|realpath|getcwd|get_current_dir_name"
+    r"|f?[lx]*stat(at|x|v?fs)?|shm_open|socket|connect|isatty|ttyname(_r)?|dl_iterate_phdr|dladdr"
+    r"|v?fork|posix_spawnp?|system|exec[vl]p?e?)(64)?(_2|_chk)?$"
+)
+"""Functions and variables of C that tell a judge from a user: environment, clocks, ids, chance,
+names and files. The same in C++:
+"""
+_SURROUNDINGS_CPP = re.compile(
+    r"_ZNK?St(6chrono|13random_device|10filesystem|(13basic_filebuf|14basic_[io]fstream"
+    r"|13basic_fstream))"
+)
+
+
+def asked_of_surroundings(binary: bytes) -> str | None:
+    """The first import by which a C++ kernel's library can tell where, when and by whom it is
+    called; None if it has none.
+
+    Raises:
+        ElfError: It is no library.
+    """
+    for symbol in read_elf(binary).undefined:
+        name = symbol.partition("@")[0]
+        if _SURROUNDINGS.match(name) or _SURROUNDINGS_CPP.match(name):
+            return name
+    return None
 
 
 def forbidden_import(binary: bytes) -> str | None:
