@@ -11,7 +11,7 @@ import sqlite3
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -111,9 +111,11 @@ def take_lock(folder: Path) -> IO[str]:
     """Hold the folder for this process, until the file is closed or the process ends.
 
     Raises:
-        RunError: Another process holds it.
+        RunError: Another process holds it, or the lock of somebody else's folder is no file.
     """
-    lock = (folder / "lock").open("a+", encoding="ascii")
+    _only_a_file(folder / "lock")
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
+    lock = os.fdopen(_here(str(folder / "lock"), flags), "a+", encoding="ascii")
     for last in (*(_TRIES - 1) * (False,), True):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -130,6 +132,22 @@ def take_lock(folder: Path) -> IO[str]:
     return lock
 
 
+def _here(path: str, flags: int) -> int:
+    """Open a file, and wherever its name leads no other one: its holder writes into a lock."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+
+
+def refuse_linked_folders(folder: Path, names: Iterable[str]) -> None:
+    """Make sure that a run's own folders are no links: files would be written elsewhere.
+
+    Raises:
+        RunError: One is.
+    """
+    for name in names:
+        if (folder / name).is_symlink():
+            raise RunError(f"{folder / name}: a link, where a folder was expected")
+
+
 def sign_lock(lock: IO[str], text: str) -> None:
     """Write into a lock that this process holds."""
     lock.seek(0)
@@ -141,7 +159,7 @@ def sign_lock(lock: IO[str], text: str) -> None:
 def _is_held(folder: Path) -> bool:
     """Whether a process works on the folder. Nothing is written."""
     try:
-        with (folder / "lock").open("rb") as lock:
+        with open(folder / "lock", "rb", opener=_here) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False

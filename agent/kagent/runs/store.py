@@ -38,6 +38,7 @@ from kagent.runs.files import (
     clear_errors,
     connect,
     connect_to_read,
+    refuse_linked_folders,
     sign_lock,
     take_lock,
     write_file,
@@ -139,6 +140,7 @@ class RunStore:
             return
         assert self._may_write, "opened for reading"
         with clear_errors(self.folder):
+            refuse_linked_folders(self.folder, ("kernels", "prompts", "replies", "logs"))
             if self._lock is None:
                 self._lock = take_lock(self.folder)
             sign_lock(self._lock, str(os.getpid()))

@@ -127,6 +127,36 @@ def test_links_are_not_followed(home, copy, tmp_path):
     assert not any("a key" in p.read_text() for p in home.rglob("*.txt"))
 
 
+def test_a_lock_that_is_a_link_is_not_written_through(copy, tmp_path):
+    """Whoever writes into a run writes the number of its process into the lock."""
+    mine = tmp_path / "mine"
+    mine.write_text("notes")
+    (copy / "lock").unlink(missing_ok=True)
+    (copy / "lock").symlink_to(mine)
+    with pytest.raises(RunError, match="lock: a link, where a file was expected"):
+        tell(copy, (1, reply(16, 2)))
+    assert mine.read_text() == "notes"
+    RunStore.open(copy, write=False).close()
+    (copy / "lock").unlink()
+    os.mkfifo(copy / "lock")
+    with pytest.raises(RunError, match="lock: a pipe, where a file was expected"):
+        tell(copy, (1, reply(16, 2)))
+    RunStore.open(copy, write=False).close()
+
+
+@pytest.mark.parametrize("name", ["kernels", "prompts", "replies", "logs"])
+def test_a_folder_that_is_a_link_is_not_written_through(copy, name, tmp_path):
+    mine, own = tmp_path / "mine", copy / name
+    if own.is_dir():
+        own.rename(mine)
+    mine.mkdir(exist_ok=True)
+    own.symlink_to(mine)
+    before = sorted(mine.iterdir())
+    with pytest.raises(RunError, match=f"{name}: a link, where a folder was expected"):
+        tell(copy, (1, reply(16, 2)))
+    assert sorted(mine.iterdir()) == before
+
+
 def test_kernels_and_databases_that_are_no_files(home, copy):
     kernel = next((copy / "kernels").iterdir())
     kernel.unlink()
