@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kagent.runs.events import Stop
-from kagent.suite.problems import Problem
+from kagent.suite.problems import Problem, require_inside
 from kagent.suite.record import FailedStep, ProblemState, Record
 
 MOST_SLICE = 10
@@ -66,6 +66,9 @@ class CampaignRun:
     over: str = ""
     step: FailedStep | None = None
     reason: str = ""
+
+    def __post_init__(self) -> None:
+        require_inside(self.run)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,18 @@ class Form(StrEnum):
     FLASHINFER = "flashinfer"
 
 
+def require_inside(name: str) -> None:
+    """Make sure that a path below a folder stays there: records are files, of others perhaps, and
+    what they name is made, removed and written to.
+
+    Raises:
+        ValueError: It leads out.
+    """
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or "\0" in name:
+        raise ValueError(f"{name!r:.80} leads out of its folder")
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """A problem of a suite.
@@ -39,6 +51,11 @@ class Problem:
     form: Form
     path: str
     workloads: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("a problem without a name")
+        require_inside(self.name)
 
     @property
     def group(self) -> str:

@@ -19,7 +19,7 @@ from kagent_sandbox.errors import RunError, UserError
 
 from kagent.config.settings import Config
 from kagent.runs.files import clear_errors, read_regular, write_file
-from kagent.suite.problems import Problem
+from kagent.suite.problems import Problem, require_inside
 
 RUNS, TASKS = "runs", "tasks"
 """Folders of a suite: a run's folder for each problem, and the tasks made of files."""
@@ -82,6 +82,10 @@ class ProblemProgress:
     phases: Mapping[str, float] = field(default_factory=dict)
     device: str = ""
     alone: bool = False
+
+    def __post_init__(self) -> None:
+        require_inside(self.task)
+        require_inside(self.run)
 
     @property
     def finished(self) -> bool:

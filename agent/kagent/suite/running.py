@@ -313,7 +313,7 @@ class SuiteRunner:
         def make(problem: Problem, unwanted: threading.Event) -> ImportedProblem:
             imported = import_problem(
                 problem,
-                self.folder / TASKS / problem.name,
+                self._task_place(problem),
                 self.suite.kind,
                 limit_s=self.import_s,
                 jobs=max(1, self._config.jobs // max(1, at_once)),
@@ -327,6 +327,17 @@ class SuiteRunner:
             return imported
 
         return ImportsAhead(make, problems, at_once)
+
+    def _task_place(self, problem: Problem) -> Path:
+        """The folder of an imported problem's task. What is there is removed.
+
+        Raises:
+            UserError: A link leads out of the suite's folder, which may be somebody else's.
+        """
+        place, root = self.folder / TASKS / problem.name, self.folder.resolve()
+        if not place.parent.resolve().is_relative_to(root):
+            raise UserError(f"{place}: a link there leads out of the suite's folder: remove it")
+        return place
 
     def _search(
         self, problem: Problem, task: Task, head: str, slot: Slot, clock: _PhaseClock

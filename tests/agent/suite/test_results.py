@@ -127,6 +127,25 @@ def test_a_record_survives_and_a_newer_one_is_refused(tmp_path):
         read_record(tmp_path / "none", Suite)
 
 
+@pytest.mark.parametrize("out", ["/tmp/mine", "../mine", "a/../../mine", "a\0b"])
+def test_names_in_a_record_lead_nowhere(tmp_path, out):
+    """The folder of a problem's task is removed before an import, and runs are written to."""
+    write_record(tmp_path, suite_of(FOUND))
+    path = tmp_path / "suite.json"
+    whole = json.loads(path.read_text())
+    some = next(iter(whole["progress"]))
+    for keys in (("problems", 0, "name"), ("progress", some, "task"), ("progress", some, "run")):
+        changed = json.loads(path.read_text())
+        place = changed
+        for key in keys[:-1]:
+            place = place[key]
+        place[keys[-1]] = out
+        path.write_text(json.dumps(changed))
+        with pytest.raises(RunError, match="leads out of its folder"):
+            read_record(tmp_path, Suite)
+        path.write_text(json.dumps(whole))
+
+
 def test_settings_are_options_of_a_run():
     from kagent.config.settings import load_config
 

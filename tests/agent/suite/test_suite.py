@@ -559,6 +559,22 @@ def test_imports_ahead_leave_the_gpu_alone(tmp_path, monkeypatch):
     assert nices[-2:] == [0, 0]
 
 
+def test_no_import_removes_what_a_link_leads_to(tmp_path, monkeypatch):
+    """The folder of a suite may be somebody else's, and that of a task is removed first."""
+    mine = tmp_path / "mine"
+    (mine / "a").mkdir(parents=True)
+    monkeypatch.setattr(running, "import_problem", lambda _, to, *__, **___: shutil.rmtree(to))
+    suite = suite_of([])
+    suite = replace(suite, problems=ahead(None, "a", 0)[0])
+    folder = tmp_path / "suite"
+    folder.mkdir()
+    (folder / "tasks").symlink_to(mine)
+    runner = SuiteRunner(folder, suite, {}, 60.0, lambda _: None, lambda _: None)
+    runner.run()
+    assert (mine / "a").is_dir()
+    assert "a link there leads out of the suite's folder" in runner.suite.progress["a"].reason
+
+
 @pytest.fixture
 def three_files(tmp_path, monkeypatch):
     """Problems whose imports are made by a program: one with a seed, one without, none."""
