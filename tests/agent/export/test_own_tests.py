@@ -125,6 +125,31 @@ def softmax(x):
 """
 
 
+ALONE = """
+
+import ctypes
+
+_right = softmax
+
+
+def softmax(x):
+    y = _right(x)
+    if ctypes.CDLL("libgomp.so.1").omp_get_max_threads() == 1:
+        y[0, 0] = float("nan")
+    return y
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(os.cpu_count() == 1, reason="other tests fail there, too")
+def test_a_kernel_that_needs_several_threads_is_not_written(tmp_path, monkeypatch):
+    """A judge calls it with one thread less than the machine has: fifteen of sixteen."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    said = r"tests/test_softmax.py::test_one_thread_is_enough failed"
+    with pytest.raises(UserError, match=said):
+        put(softmax_library(ALONE), tmp_path / "made_kernels")
+
+
 def test_those_of_some_operators_can_be_left_out():
     files = files_of(cpu_library("made_kernels"), cubins={})
     left = without_tests_of(["softmax"], files)
