@@ -101,6 +101,9 @@ def endpoint(pool: ReplyPool, port: int = 0) -> ThreadingHTTPServer:
             """Nothing on stderr."""
 
         def do_POST(self) -> None:
+            if "Origin" in self.headers:  # any site's script may post here, and take a reply away
+                self._send(403, {"error": {"message": "this endpoint is not for web pages"}})
+                return
             try:
                 request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 prompt = "\n".join(str(m["content"]) for m in request["messages"])

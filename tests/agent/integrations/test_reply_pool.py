@@ -22,9 +22,10 @@ def ask():
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
 
-        def ask(data):
+        def ask(data, **headers):
             url = f"http://127.0.0.1:{server.server_port}/v1/chat/completions"
-            with urllib.request.urlopen(urllib.request.Request(url, data), timeout=60) as answer:
+            request = urllib.request.Request(url, data, headers)
+            with urllib.request.urlopen(request, timeout=60) as answer:
                 return json.load(answer)["choices"][0]["message"]["content"]
 
         yield lambda text: ask(json.dumps({"messages": [{"content": text}]}).encode()), ask, pool
@@ -45,6 +46,17 @@ def test_a_prompt_gets_its_parents_reply_once(ask):
         with pytest.raises(urllib.error.HTTPError) as refused:
             raw(bad)
         assert refused.value.code == 400
+
+
+def test_a_web_page_takes_no_reply(ask):
+    """A script of any site may post to this machine, without asking first."""
+    said, raw, pool = ask
+    asked = json.dumps({"messages": [{"content": "parent one"}]}).encode()
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        raw(asked, Origin="https://a.example")
+    assert refused.value.code == 403
+    assert pool.calls == 0
+    assert said("parent one") == "of one"
 
 
 @given(st.lists(st.sampled_from(["", "a", "b"])), st.lists(st.sampled_from(["a", "b", "ab"])))
