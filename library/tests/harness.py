@@ -1,5 +1,7 @@
 """The library's tasks: cases, inputs, float64 reference, and what counts as correct."""
 
+import contextlib
+import ctypes
 import importlib
 import importlib.util
 import inspect
@@ -264,6 +266,26 @@ class Task:
                 if size == first:
                     found[name] = found[name].narrow(axis, 0, 0)
         return found
+
+
+def with_one_thread(function: Callable[[], None]) -> None:
+    """Call a function in a thread whose C++ kernels have one thread of OpenMP."""
+    failed = []
+
+    def run() -> None:
+        try:
+            torch.ones(2).add_(1)  # torch's first operation in a thread sets their number
+            with contextlib.suppress(OSError):
+                ctypes.CDLL("libgomp.so.1").omp_set_num_threads(1)
+            function()
+        except BaseException as e:
+            failed.append(e)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
 
 
 def as_tuple(value: object) -> tuple[torch.Tensor, ...]:

@@ -13,6 +13,7 @@ from harness import (
     operator_of,
     table_for,
     transposed,
+    with_one_thread,
 )
 from tolerance import allowed, measure, share
 
@@ -82,6 +83,14 @@ def test_below_the_smallest_measured_shape_torch_is_called(device, monkeypatch):
 def test_two_threads_may_call_it_at_once(device):
     given = [TASK.arguments(TASK.largest(device), seed) for seed in (0, 1)]
     TASK.check_together(lambda own: OPERATOR.op(*own.values()), given)
+
+
+def test_one_thread_is_enough():
+    """A worker of a data loader has no more, and what calls torch.set_num_threads(1)."""
+    if table_for("fp8_linear", torch.device("cpu")) is None:
+        pytest.skip("no kernel was measured on a CPU like the one here")
+    arguments = TASK.arguments(TASK.largest("cpu"))
+    with_one_thread(lambda: TASK.check(lambda own: OPERATOR.op(*own.values()), arguments))
 
 
 def test_inputs_that_are_not_contiguous(arguments):
