@@ -187,7 +187,7 @@ OF_THREAD = (
         (ON_UNLOAD % "_exit(3);", "unloaded"),
         (STATIC_OBJECT % "delete[] room; delete[] room;", "SIGABRT"),
         (ON_UNLOAD % "fesetround(FE_UPWARD);", "rounding mode is upwards"),
-        (OF_THREAD % "abort();", "SIGABRT"),
+        (OF_THREAD % "abort();", "native code died of SIG"),  # two at once: SIGABRT, or SIGSEGV
         (OF_THREAD % "for (;;) {}", "a thread that called it ends"),
     ],
 )
