@@ -20,7 +20,7 @@ from kagent_sandbox.judge.task_check import TaskCheck, check_kinds
 from kagent.authoring.draft.cases import ROUNDED, NoCaseError, make_draft, with_dtype
 from kagent.authoring.draft.draft import DraftCase, TaskDraft
 from kagent.authoring.draft.pointers import rounded_index, with_offsets, with_own_bounds
-from kagent.authoring.draft.rooms import bare, find_rooms, redrawn
+from kagent.authoring.draft.rooms import bare, find_rooms, redrawn, without
 from kagent.authoring.draft.trial import Trials, accepted, write, written
 from kagent.authoring.proofs import prove_holes
 from kagent.authoring.seeds import SeedOutcome, write_seeds
@@ -117,7 +117,7 @@ def make_task(
     require_folder(folder)
     began = time.perf_counter()
     say(f"running {operation.origin} on symbolic tensors")
-    room, draft = _tried_rooms(find_rooms(operation, vary), say)
+    room, draft = _tried_rooms(find_rooms(operation, vary), say, named=bool(vary))
     _write(draft, folder)
     try:
         load_task(folder)
@@ -137,25 +137,33 @@ def make_task(
     return Made(folder, room.trace, draft, checks, derived, time.perf_counter() - began)
 
 
-def _tried_rooms(rooms: Iterable[Room], say: Say) -> tuple[Room, TaskDraft]:
+def _tried_rooms(rooms: Iterable[Room], say: Say, *, named: bool = False) -> tuple[Room, TaskDraft]:
     """The first room in which cases can be computed, and the draft with them. Where they cannot,
-    numbers may be offsets, or point into a dimension that must stay as in the example.
+    numbers may be offsets, or point into a dimension that must stay as in the example; that is
+    tried first, unless dimensions are `named` by the user.
 
     Raises:
         AuthoringError: There is none; or the first one has no case for another reason.
     """
     refusal: NoCaseError | None = None
-    for room in rooms:
-        drawn, own = bare(room.trace), room.trace.operation.examples
-        for examples in dict.fromkeys((own, with_offsets(drawn) or own, with_own_bounds(drawn))):
-            say("trying cases" if refusal is None else "trying other dimensions")
-            tried = replace(room, trace=redrawn(room.trace, examples))
-            try:
-                return tried, make_draft(tried)
-            except NoCaseError as e:
-                if not e.failed:
-                    raise refusal or e from None
-                refusal = refusal or e
+    for each in rooms:
+        room: Room | None = each
+        while room is not None:
+            blamed = ""
+            drawn, own = bare(room.trace), room.trace.operation.examples
+            for examples in dict.fromkeys(
+                (own, with_offsets(drawn) or own, with_own_bounds(drawn))
+            ):
+                say("trying cases" if refusal is None else "trying other dimensions")
+                tried = replace(room, trace=redrawn(room.trace, examples))
+                try:
+                    return tried, make_draft(tried)
+                except NoCaseError as e:
+                    if not e.failed:
+                        raise refusal or e from None
+                    refusal = refusal or e
+                    blamed = e.name
+            room = without(room, blamed) if blamed and not named else None
     assert refusal is not None
     raise refusal
 

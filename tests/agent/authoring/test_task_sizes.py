@@ -17,6 +17,7 @@ from kagent.authoring.errors import AuthoringError
 from kagent.authoring.tracing import trace as trace_module
 from kagent.authoring.tracing.operation import make_operation
 from kagent.authoring.tracing.sizes import Room
+from kagent_sandbox.data.case import Case
 from kagent_sandbox.data.formula import evaluate
 from torch import nn
 from torch.nn import functional as F
@@ -390,6 +391,12 @@ def codes_of_8_bits():
             ["torch.randperm(M, generator=generator, device=device)[: K]"],
         ),
         (
+            write_slots,  # so few of so many could be distinct by chance
+            lambda: (torch.zeros(1024, 8), torch.randn(16, 8), torch.randperm(1024)[:16]),
+            3,
+            ["torch.randperm(M, generator=generator, device=device)[: K]"],
+        ),
+        (
             masked_sum,
             lambda: (torch.randn(64, 96), torch.randint(1, 97, (64,))),
             2,
@@ -430,18 +437,116 @@ class Rotated(nn.Module):
     ("positions", "constraint"),
     [
         (lambda: torch.arange(96).expand(2, 96).contiguous(), "H <= M"),
-        (lambda: (torch.arange(96) + 7)[None].int().repeat(2, 1), "H <= M - 7"),
+        (lambda: (torch.arange(96) + 7)[None].int().repeat(2, 1), "H <= M"),
     ],
     ids=["from 0", "from 7"],
 )
 def test_positions_are_no_more_than_the_table_that_they_point_into_has(positions, constraint):
-    """Hidden cases of positions beyond it ended `kagent new` with the task's own IndexError."""
+    """Hidden cases of positions beyond it ended `kagent new` with the task's own IndexError. They
+    begin anywhere: a kernel that counts by itself passed every case.
+    """
     operation = make_operation(Rotated, lambda: (torch.randn(2, 3, 96, 16), positions()))
     room, draft = new_task._tried_rooms(find_rooms(operation, None), lambda _: None)
     assert room.trace.dims == {"H": 96, "W": 16, "M": 512}
     assert draft.constraints == (constraint,)
     for case in (*draft.cpu.check, *draft.cpu.bench, *draft.gpu.check):
         assert evaluate(constraint, case.sizes)
+    case = Case(name="c", dtype="float32", inputs="normal", scale=1.0, **room.trace.dims)
+    space = {}
+    exec(reference_py(draft), space)
+    drawn = [
+        space["inputs"](case, torch.Generator().manual_seed(seed), "cpu")["positions"]
+        for seed in range(8)
+    ]
+    assert len({int(p[0, 0]) for p in drawn}) > 1
+    for p in drawn:
+        assert 0 <= p.min() <= p.max() < 512
+        assert torch.equal(p - p[:, :1], torch.arange(96).expand(2, 96).to(p.dtype))
+
+
+def updated(keys, values, k, v, positions):
+    keys.index_copy_(1, positions, k)
+    values[:, positions] = v
+
+
+def test_positions_of_a_cache_that_is_written_begin_anywhere_in_it():
+    """All sizes but one were left as in the example, or none could be computed."""
+
+    def inputs():
+        caches = (torch.zeros(2, 64, 16), torch.zeros(2, 64, 16))
+        return *caches, torch.randn(2, 8, 16), torch.randn(2, 8, 16), torch.arange(8) + 20
+
+    room, draft = new_task._tried_rooms(
+        find_rooms(make_operation(updated, inputs), None), lambda _: None
+    )
+    assert len(room.trace.dims) == 5
+    assert "torch.randint(min(M, K) - Q + 1, ()" in reference_py(draft)
+    assert draft.constraints == ("Q <= M", "Q <= K")
+
+
+def summed_at_places(x, grid):
+    places = (x[:, 0].clamp(0, 0.999) * 16).long()
+    return torch.zeros_like(grid).index_add(0, places, x)
+
+
+def embedded_quantiles(x, bounds, table):
+    return table[torch.searchsorted(bounds, x)]
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "dims"),
+    [
+        (summed_at_places, (torch.rand(256, 24), torch.rand(16, 24)), {"M": 256, "N": 24}),
+        (
+            embedded_quantiles,
+            (torch.randn(64, 128), torch.linspace(-2, 2, 63), torch.randn(64, 16)),
+            {"M": 64, "N": 128, "K": 16},
+        ),
+    ],
+)
+def test_a_dimension_that_computed_places_point_into_stays_as_in_the_example(
+    function, inputs, dims
+):
+    """A first hidden case of fewer places ended `kagent new` with the task's own IndexError."""
+    room, draft = new_task._tried_rooms(
+        find_rooms(make_operation(function, inputs), None), lambda _: None
+    )
+    assert room.trace.dims == dims
+    assert len(draft.cpu.check) > 8
+
+
+def preference_loss(chosen, reference, labels, mask):
+    def logp(logits):
+        each = logits.log_softmax(-1).gather(2, labels.unsqueeze(2)).squeeze(2)
+        return (each * mask).sum(-1)
+
+    one, two = (logp(chosen) - logp(reference)).chunk(2)
+    return -F.logsigmoid(0.1 * (one - two)).mean()
+
+
+def test_equal_sizes_of_which_one_may_not_be_larger_are_one_dimension():
+    """`gather` takes fewer places than its input has: each size alone was fixed by another."""
+    logits, labels = torch.randn(8, 16, 100), torch.randint(0, 100, (8, 16))
+    operation = make_operation(preference_loss, (logits, logits, labels, torch.rand(8, 16)))
+    room = next(find_rooms(operation))
+    assert sorted(room.trace.dims.values()) == [8, 16, 100, 100]
+    with pytest.raises(AuthoringError, match="takes no other sizes there, or ties it"):
+        next(find_rooms(operation, {("labels", 0): "B"}))
+
+
+@pytest.mark.parametrize(
+    ("factor", "size"),
+    [(0.5, "W // 2"), (2.0, "2 * W"), (1.5, "(3 * W) // 2"), ((1.0, 0.25), "W // 4")],
+)
+def test_sizes_of_what_is_scaled_are_formulas(factor, size):
+    """They were truncated products of floating-point numbers, and all sizes stayed."""
+
+    def scaled(x):
+        return F.interpolate(x, scale_factor=factor, mode="bilinear")
+
+    room = next(find_rooms(make_operation(scaled, torch.randn(2, 3, 24, 40))))
+    assert room.trace.dims == {"H": 24, "W": 40}
+    assert room.trace.results[0].shape[3] == size
 
 
 def test_a_dimension_in_which_no_case_can_be_computed_stays_as_in_the_example():

@@ -21,7 +21,7 @@ from kagent.authoring.draft.draft import (
     plain,
 )
 from kagent.authoring.draft.inputs import bounds_of_draws, constraints_of_draws
-from kagent.authoring.draft.pointers import rounded_index
+from kagent.authoring.draft.pointers import has_computed_places, rounded_index
 from kagent.authoring.draft.rooms import CHECK_ELEMENTS, CHECK_WORK, LEAST_SIZE, bare, shrunk
 from kagent.authoring.draft.trial import Trials, Tried, accepted, written
 from kagent.authoring.errors import AuthoringError
@@ -177,22 +177,25 @@ def _require_bounds(room: Room, trials: Trials, first: DraftCase) -> None:
     Raises:
         NoCaseError: They are not.
     """
-    draft = bare(room.trace)
-    if all(e.dtype.is_floating_point for e in draft.arguments):
+    draft, dims = bare(room.trace), room.trace.dims
+    computed = has_computed_places(draft)
+    if all(e.dtype.is_floating_point for e in draft.arguments) and not computed:
         return
-    plans = [{**first.sizes, n: room.rounded(n, _FEW)} for n in first.sizes]
-    for name in bounds_of_draws(draft):
-        size = room.rounded(name, room.trace.dims[name] * 3 / 2)
-        plans += [{**first.sizes, name: size}, {**room.least, name: size}]
+    few = {n: room.rounded(n, min(_FEW, s // 2)) for n, s in dims.items()}
+    more = {n: room.rounded(n, s * 3 / 2) for n, s in dims.items()}
+    plans = [(n, {**first.sizes, n: s}) for n, s in few.items()]
+    bounds = bounds_of_draws(draft)
+    plans += [(n, {**first.sizes, n: more[n]}) for n in (dims if computed else bounds)]
+    plans += [("", {**room.least, n: more[n]}) for n in bounds]
     needed = constraints_of_draws(draft)
-    for i, sizes in enumerate(plans):
+    for i, (name, sizes) in enumerate(plans):
         fits = room.trace.count(sizes) < MOST_BOUNDED and room.trace.fits(sizes)
         if not fits or not all(evaluate(c, sizes) for c in needed):
             continue
         tried = trials.case(replace(first, sizes=sizes), f"bounds_{i}")
         if tried.failed:
             text = f"its example cannot be a case of {_sizes_text(sizes)}: {tried.why}"
-            raise NoCaseError(f"{text}{_choose(room.trace)}", failed=True)
+            raise NoCaseError(f"{text}{_choose(room.trace)}", failed=True, name=name)
 
 
 def _sizes_text(sizes: Mapping[str, int]) -> str:
@@ -200,11 +203,13 @@ def _sizes_text(sizes: Mapping[str, int]) -> str:
 
 
 class NoCaseError(AuthoringError):
-    """The first case cannot be one. `failed`: because it could not be computed."""
+    """The first case cannot be one. `failed`: because it could not be computed; `name`: at another
+    size of that dimension alone, "" if at more than one.
+    """
 
-    def __init__(self, text: str, *, failed: bool) -> None:
+    def __init__(self, text: str, *, failed: bool, name: str = "") -> None:
         super().__init__(text)
-        self.failed = failed
+        self.failed, self.name = failed, name
 
 
 def _choose(found: TracedOperation) -> str:
@@ -290,8 +295,8 @@ def _takes_nonfinite(room: Room, trials: Trials, first: DraftCase) -> bool:
     changed = [] if _is_large(room.trace, first.sizes) else [prime, below_power, above_power]
     sizes = [s for how in changed if (s := room.changed(dict(first.sizes), how)) is not None]
     if not all(
-        trials.agrees_decomposed(replace(broken, sizes=s), f"{name}_{i}", seed)
-        and not trials.case(replace(broken, sizes=s), f"{name}_{i}", seed).why
+        not trials.case(replace(broken, sizes=s), f"{name}_{i}", seed).why
+        and trials.agrees_decomposed(replace(broken, sizes=s), f"{name}_{i}", seed)
         for i, s in enumerate(sizes)
         for seed in range(1, NONFINITE_DRAWS + 1)
     ):

@@ -16,6 +16,7 @@ from kagent.authoring.draft.draft import TaskDraft
 from kagent.authoring.draft.pointers import (
     OwnBounds,
     Pointing,
+    moving_lines,
     needed_places,
     needed_sizes,
     pointing_lines,
@@ -39,6 +40,7 @@ def inputs_lines(draft: TaskDraft) -> list[str]:
         shape = _python_shape(trace.shapes[i])
         drawing = example.drawing
         lines += _draw(draft, example, drawing, shape, trace.shapes[i])
+        lines += moving_lines(draft, i)
         words.append(f"{example.name} {drawing.words()}")
         if example in draft.varied:
             varied.append(example.name)

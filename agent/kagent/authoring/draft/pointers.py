@@ -17,6 +17,13 @@ from kagent.authoring.tracing.operation import Example
 
 Order: TypeAlias = Literal["distinct", "rising", "sorted"]
 _INDEXED = BY_INDEX | {"take"}
+_WRITTEN_AT = {
+    f"{name}{end}"
+    for name in ("index_put", "index_copy", "index_add", "index_fill", "scatter", "scatter_add")
+    for end in ("", "_")
+}
+_WRITTEN_AT |= {"_index_put_impl_", "_unsafe_index_put", "index_reduce", "scatter_reduce"}
+"""Operations that write to their first argument by an index."""
 _COPIES = frozenset({"clone", "to", "_to_copy", "contiguous", "reshape", "repeat", "flatten"})
 """Operations beside views that keep numbers."""
 _LEAST = 8
@@ -54,10 +61,19 @@ class Counting(Drawing):
     Attributes:
         first: The first number.
         axis: The dimension.
+        moved: Whether the first number is drawn, where what they point into has room: a kernel that
+            counts by itself, and does not read them, is wrong then.
     """
 
     first: int = 0
     axis: int = 0
+    moved: bool = False
+
+    def words(self) -> str:
+        """The distribution in words."""
+        if not self.moved:
+            return Drawing.words(self)
+        return "whole numbers that follow each other, the first one drawn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +87,9 @@ def with_own_bounds(draft: TaskDraft) -> tuple[Example, ...]:
     for i in draft.trace.used:
         d = examples[i].drawing
         whole = not examples[i].dtype.is_floating_point
-        if whole and d.kind in ("integers", "code") and not isinstance(d, Pointing | Counting):
+        if isinstance(d, Counting):
+            examples[i] = replace(examples[i], drawing=replace(d, moved=False))
+        elif whole and d.kind in ("integers", "code") and not isinstance(d, Pointing):
             own = OwnBounds(d.kind, d.a, d.b, d.graph, d.node)
             examples[i] = replace(examples[i], drawing=own)
     return tuple(examples)
@@ -89,6 +107,25 @@ def rounded_index(graph: GraphModule) -> str:
     return ""
 
 
+def has_computed_places(draft: TaskDraft) -> bool:
+    """Whether the operation reads or writes at an index that it computes itself."""
+    for node in draft.trace.graph.graph.nodes:
+        if operation_name(node) not in _INDEXED | _WRITTEN_AT:
+            continue
+        for place in node.all_input_nodes[1:]:
+            value = place.meta["val"]
+            if not value.is_floating_point() and value.dtype != torch.bool and _is_made(place):
+                return True
+    return False
+
+
+def _is_made(node: Node) -> bool:
+    """Whether numbers are computed from others that are arguments, and not copies of them."""
+    while getattr(node.target, "is_view", False) or operation_name(node) in _COPIES:
+        node = node.all_input_nodes[0]
+    return node.op == "call_function" and any(n.op == "placeholder" for n in ancestors(node))
+
+
 def _is_rounded(node: Node) -> bool:
     """Whether an operation makes whole numbers, no flags, of floating-point ones."""
     value = node.meta.get("val")
@@ -104,6 +141,8 @@ def with_pointers(draft: TaskDraft) -> tuple[Example, ...]:
     examples = list(draft.trace.operation.examples)
     for i in draft.trace.used:
         found = _pointing(draft, i) or _counting(examples[i])
+        if isinstance(found, Counting) and not examples[i].parameter:
+            found = replace(found, moved=bool(_places(draft, i)))
         if found is not None:
             examples[i] = replace(examples[i], drawing=found)
     return tuple(examples)
@@ -191,26 +230,45 @@ def needed_places(draft: TaskDraft, i: int) -> list[str]:
     if not isinstance(drawing, Counting):
         return []
     size = draft.trace.shapes[i][drawing.axis]
-    before = f" - {drawing.first}" if drawing.first else ""
+    before = f" - {drawing.first}" if drawing.first and not drawing.moved else ""
+    return [f"{size} <= {places}{before}" for places in _places(draft, i)]
+
+
+def moving_lines(draft: TaskDraft, i: int) -> list[str]:
+    """Lines that let the i-th tensor's numbers begin anywhere, where they are `moved`."""
+    example = draft.trace.operation.examples[i]
+    drawing = example.drawing
+    if not isinstance(drawing, Counting) or not drawing.moved:
+        return []
+    places, size = _places(draft, i), draft.trace.shapes[i][drawing.axis]
+    if str(size) in places:
+        return []
+    most = places[0] if len(places) == 1 else f"min({', '.join(places)})"
+    first = f" - {drawing.first}" if drawing.first else ""
+    drawn = f"torch.randint({most} - {size} + 1, (), generator=generator, device=device)"
+    return [f"{example.name} = ({example.name} + {drawn}{first}).to({example.dtype})"]
+
+
+def _places(draft: TaskDraft, i: int) -> list[str]:
+    """Formulas of the sizes of what the i-th tensor points into."""
     graph = draft.trace.graph.graph
     place = [n for n in graph.nodes if n.op == "placeholder"][i]
     found = []
     for node in graph.nodes:
         for table, axis in _pointed_into(node, place):
-            shape = table.meta["val"].shape
-            found.append(f"{size} <= {draft.trace.text(shape[axis])}{before}")
+            found.append(draft.trace.text(table.meta["val"].shape[axis]))
     return list(dict.fromkeys(found))
 
 
 def _pointed_into(node: Node, place: Node) -> list[tuple[Node, int]]:
-    """Tensors that an operation reads at an index of some numbers, and the dimension of each."""
+    """Tensors that an operation reads or writes at an index of some numbers, and the dimension."""
     name, args = operation_name(node), node.args
     found: list[tuple[Any, Any, Any]] = []  # the table, the dimension, the index
-    if name == "index":
+    if name == "index" or "index_put" in name:
         found = [(args[0], d, each) for d, each in enumerate(args[1])]  # type: ignore[arg-type]
     elif name == "embedding":
         found = [(args[0], 0, args[1])]
-    elif name in ("gather", "index_select"):
+    elif name in {"gather", "index_select"} | _WRITTEN_AT:
         found = [(args[0], args[1], args[2])]
     return [(table, axis) for table, axis, index in found if _is_view_of(index, place)]
 
@@ -270,7 +328,7 @@ def _pointing(draft: TaskDraft, i: int) -> Pointing | None:
             ends = size_of(draft, example, last + int(steps[0]))
         order: Order = "rising" if int(steps.min()) > 0 else "sorted"
         return Pointing("integers", 0, last + 1, order=order, even=even) if ends else None
-    if example.drawing.kind == "code" and _distinct(values):
+    if example.drawing.kind == "code" and (_permuted(example.drawing, values) or _distinct(values)):
         return Pointing("integers", int(values.min()), int(values.max()) + 1)
     return None
 
@@ -279,6 +337,15 @@ def _is_vector(example: Example) -> bool:
     dtype = example.dtype
     whole = not dtype.is_floating_point and not dtype.is_complex and dtype != torch.bool
     return whole and len(example.shape) == 1 and example.shape[0] >= _LEAST
+
+
+def _permuted(drawing: Drawing, values: torch.Tensor) -> bool:
+    """Whether numbers are distinct since they are some of a permutation."""
+    assert drawing.node is not None
+    node = drawing.node
+    while operation_name(node) in _COPIES | {"slice"} and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return operation_name(node) == "randperm" and int(values.min()) >= 0
 
 
 def _distinct(values: torch.Tensor) -> bool:

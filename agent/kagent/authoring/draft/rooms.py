@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -72,6 +73,18 @@ def find_rooms(
             "a size, a branch or a Python number depends on a tensor's values, as by .item(): pass "
             "the number as an argument of its own, or compute with the tensor"
         )
+
+
+def without(room: Room, name: str) -> Room | None:
+    """The room in which a dimension stays as in the example; None if there is none."""
+    found = room.trace
+    free = [
+        (i, d)
+        for i, shape in enumerate(found.shapes)
+        for d, size in enumerate(shape)
+        if isinstance(size, str) and not re.search(rf"\b{name}\b", size)
+    ]
+    return _room(found.operation, free, {}) if free else None
 
 
 def _tied(operation: Operation, names: Mapping[Axis, str], lost: Iterable[str]) -> str:
@@ -178,6 +191,10 @@ def _room(operation: Operation, axes: Sequence[Axis], names: Mapping[Axis, str])
             continue
         if names:
             raise AuthoringError(f"{', '.join(fixed)}: the operation takes no other sizes there")
+        ties = [] if names else _alike(found, fixed)
+        if ties and not set(ties) <= set(equal):
+            equal += ties
+            continue
         gone = {
             (i, d)
             for i, shape in enumerate(found.shapes)
@@ -187,6 +204,15 @@ def _room(operation: Operation, axes: Sequence[Axis], names: Mapping[Axis, str])
         if not gone & set(free):
             return None
         free = [axis for axis in free if axis not in gone]
+
+
+def _alike(found: TracedOperation, fixed: Sequence[str]) -> list[tuple[Axis, Axis]]:
+    """Pairs of axes of one size in the example that the operation fixes, each for itself: it may
+    let them vary together, as one that takes no more places than there are.
+    """
+    pairs = itertools.pairwise(sorted(fixed, key=lambda n: found.dims[n]))
+    same = [(a, b) for a, b in pairs if found.dims[a] == found.dims[b]]
+    return [(found.axes(a)[0], found.axes(b)[0]) for a, b in same]
 
 
 def _check_cost(found: TracedOperation) -> Callable[[Sizes], float]:

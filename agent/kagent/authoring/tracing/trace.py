@@ -34,7 +34,7 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._sympy.functions import FloorDiv, Mod
+from torch.utils._sympy.functions import FloorDiv, Mod, ToFloat, TruncToInt
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils.flop_counter import flop_registry
 
@@ -129,7 +129,7 @@ class TracedOperation:
         node = getattr(value, "node", None)
         if node is None:
             return repr(value)
-        return _printed(self._env.simplify(node.expr).xreplace(self._named))
+        return _printed(_whole(self._env.simplify(node.expr)).xreplace(self._named))
 
     def sizes(self, shape: Sequence[int | str], dims: Mapping[str, int]) -> tuple[int, ...]:
         """A shape's sizes."""
@@ -414,6 +414,8 @@ def _cleaned(graph: GraphModule) -> list[str]:
     return list(dict.fromkeys(notes))
 
 
+_MOST_UNDER = 64
+"""Largest denominator of a factor that a size is scaled by."""
 _REDUCTIONS = frozenset({"max", "min", "amax", "amin", "sum", "mean", "logsumexp", "prod"})
 
 
@@ -482,7 +484,9 @@ def _described(
 ) -> TracedOperation:
     def expression(value: Any) -> sympy.Expr:
         node = getattr(value, "node", None)
-        return sympy.Integer(value) if node is None else _shorter(env.simplify(node.expr), env)
+        if node is None:
+            return sympy.Integer(value)
+        return _shorter(_whole(env.simplify(node.expr)), env)
 
     sizes = [[expression(n) for n in f.shape] for f in fakes]
     symbols = {s: env.simplify(s) for s in env.backed_var_to_val if str(s).startswith("s")}
@@ -645,6 +649,19 @@ def _shorter(expression: sympy.Expr, env: ShapeEnv) -> sympy.Expr:
             not n.is_Integer for n in shorter.atoms(sympy.Rational)
         ):
             expression = shorter
+    return expression
+
+
+def _whole(expression: sympy.Expr) -> sympy.Expr:
+    """An equal size without floating-point numbers: of `trunc(1.5 * float(M))`, as of what is
+    scaled, where the factor is exact.
+    """
+    for part in expression.atoms(TruncToInt):
+        factor, scaled = part.args[0].as_coeff_Mul()
+        over, under = float(factor).as_integer_ratio()
+        if isinstance(scaled, ToFloat) and over > 0 and under <= _MOST_UNDER:
+            size = over * scaled.args[0]
+            expression = expression.xreplace({part: size if under == 1 else FloorDiv(size, under)})
     return expression
 
 
