@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kagent_sandbox.data.kind import Kind
     from kagent_sandbox.data.task import Task
 
-VERSION = 6
+VERSION = 7
 """Version of what is checked: part of the cache's key."""
 LIMIT_S = 3600.0
 """CPU time that a check may take: a quarter of an hour of four cores, or more of fewer."""

@@ -543,6 +543,19 @@ def test_what_one_shape_makes_of_a_product_is_no_hole(tmp_path):
     assert not [h for h in found.holes if "einsum" in h]
 
 
+def test_what_one_shape_makes_nearly_idle_is_no_hole(tmp_path):
+    """A number over its norm is 1, but for what keeps the norm from 0, and so is its square."""
+    squared = "(lambda n: n @ n.T @ n)({0} / ({0}.norm() + 1e-7))"
+    reference = REFERENCE.replace(RETURN, f"return {squared.format('x.double()')}").replace(
+        "return x * 2", f"return {squared.format('x')}"
+    )
+    one = '[[cpu.check]]\nname = "one"\ndtype = "float32"\nM = 1\nN = 1\n\n[[cpu.bench]]'
+    task = TASK.replace("[[cpu.bench]]", one, 1)
+    task = task.replace('flops = "M * N"', 'flops = "4 * M * M * N"').replace("k = 2.0", "k = 8.0")
+    found = checked(tmp_path, task=task, reference=reference)
+    assert not [h for h in found.holes if "mm" in h]
+
+
 @pytest.mark.parametrize("kind", ["flash", "efficient", "cudnn"])
 def test_attention_of_fewer_heads_of_keys_is_counted(kind):
     """torch 2.11's own count refuses it."""
