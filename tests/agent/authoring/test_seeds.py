@@ -459,6 +459,14 @@ def test_elements_in_order_are_counted_out(make):
 
 
 @pytest.mark.nightly
+def test_bits_are_shifted(make):
+    """Inductor's C++ has CHAR_BIT, of a header that was not included."""
+    expression = "x * ((torch.arange(x.shape[1], device=x.device) >> 2) & 1)"
+    (outcome,) = seeds.write_seeds(make(expression), kinds=("cpu",))
+    assert outcome.path is not None, outcome.reason
+
+
+@pytest.mark.nightly
 def test_rows_are_added_up_by_index(make):
     added = "torch.zeros_like(a).index_add(0, torch.arange(a.shape[0]) // 2, a)"
     expression = f"(a := x, {added})[1]"

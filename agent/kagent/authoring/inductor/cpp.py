@@ -23,11 +23,13 @@ _WORTH_TRYING = {
 }
 _HEADERS = {
     "<algorithm>": r"std::(min|max|fill)\b",
+    "<climits>": "CHAR_BIT",
     "<cmath>": r"std::\w+\(|INFINITY|NAN",
     "<cstdint>": r"int\d+_t",
     "<limits>": "numeric_limits",
     "<memory>": "unique_ptr",
     "<omp.h>": r"omp_get",
+    "<type_traits>": "std::is_signed",
 }
 
 # What the loops use of torch's header, written anew: names to texts, which may use each other.
