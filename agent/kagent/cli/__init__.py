@@ -1,6 +1,7 @@
 """The `kagent` command. All printing of the program happens here and in `kagent.ui`."""
 
 import gc
+import os
 import sys
 
 from kagent_sandbox.errors import MachineError, UserError
@@ -11,6 +12,9 @@ if sys.platform != "linux":  # before modules are imported that only Linux has
         "Linux machine, a container or WSL 2\n"
     )
     sys.exit(MachineError.exit_code)
+
+# Before torch is loaded: it would warn at each call of an example at sizes such as 1.
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 # Collections would walk all that was imported, again and again: a quarter of the start's CPU time.
 collects = gc.isenabled()
