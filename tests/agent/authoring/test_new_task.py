@@ -226,7 +226,11 @@ def test_numbers_are_arguments_and_unneeded_tensors_are_not():
     [
         (lambda x: x + torch.rand_like(x), "draws random numbers"),
         (lambda x: torch.multinomial(x.softmax(-1), 1), "draws random numbers"),
-        (lambda x: x[: int(x.sum())], "depends on a tensor's values"),
+        (lambda x: x[: int(x.sum())], "depends on a tensor's values, as by .item.*: pass the num"),
+        (
+            lambda x: F.ctc_loss(x, x[0, :1].long(), x[:1, 0].long(), x[:1, 0].long()),
+            r"aten._ctc_loss.Tensor gives tensors whose sizes depend on a tensor's values: write",
+        ),
         (
             lambda x: x * x.view(torch.int32),
             r"reinterprets bits \(x.view\(torch.int32\) of torch.fl",
@@ -257,6 +261,44 @@ def test_bits_of_whole_numbers_may_be_numbers():
     exec(written(traced(halves, packed)), space)
     assert torch.equal(space["eager"](packed=packed), halves(packed))
     assert torch.equal(space["reference"](packed=packed), halves(packed).double())
+
+
+def rotations(length, width):
+    angles = torch.outer(torch.arange(length).float(), 1.0 / 10 ** torch.arange(width).float())
+    return torch.polar(torch.ones_like(angles), angles)
+
+
+class Rotated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("own", rotations(24, 8))
+
+    def forward(self, x, given):
+        z = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2)) * given
+        return torch.view_as_real(z).flatten(-2), z * self.own[: z.shape[0]]
+
+
+def test_complex_numbers_are_real_ones_with_a_last_dimension_of_2():
+    torch.manual_seed(0)
+    module = Rotated()
+    operation = make_operation(module, lambda: (torch.randn(24, 16), rotations(24, 8)))
+    assert [e.shape for e in operation.examples] == [(24, 16), (24, 8, 2), (24, 8, 2)]
+    assert {e.dtype for e in operation.examples} == {torch.float32}
+    assert [n.partition(":")[0] for n in operation.notes] == ["given", "own"]
+    found = trace(operation, [(0, 0), (1, 0), (2, 0)])
+    assert found.results[1].shape == ("M", 8, 2)
+    space = {}
+    exec(written(found), space)
+    x, given, own = torch.randn(24, 16), rotations(24, 8), module.own
+    expected = module(x, given)
+    parts = {"given": torch.view_as_real(given), "own": torch.view_as_real(own)}
+    results = space["reference"](x=x, **parts)
+    assert results[1].dtype == torch.float64
+    assert torch.allclose(results[0].float(), expected[0])
+    assert torch.allclose(results[1].float(), torch.view_as_real(expected[1]))
+    case = Case(name="c", dtype="float32", inputs="normal", scale=1.0, **found.dims)
+    drawn = space["inputs"](case, torch.Generator(), "cpu")
+    assert torch.allclose(drawn["given"], parts["given"])
 
 
 def looked_up(x, table):

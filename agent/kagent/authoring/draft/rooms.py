@@ -18,7 +18,13 @@ from kagent.authoring.errors import AuthoringError
 from kagent.authoring.tracing.drawing import by_values
 from kagent.authoring.tracing.operation import Example, Operation
 from kagent.authoring.tracing.sizes import Room, Sizes, explore, find_equal, prime
-from kagent.authoring.tracing.trace import Axis, TracedOperation, results_at, trace
+from kagent.authoring.tracing.trace import (
+    BY_VALUE,
+    Axis,
+    TracedOperation,
+    results_at,
+    trace,
+)
 
 LEAST_SIZE = 8
 """Smaller dimensions stay as in the example: channels, kernels' widths, pairs."""
@@ -69,22 +75,24 @@ def find_rooms(
                 "results have sizes that follow from the arguments', as torch.where(mask, x, 0) "
                 "and index_add_ into zeros do"
             ) from cause
-        raise refusal or AuthoringError(
-            "a size, a branch or a Python number depends on a tensor's values, as by .item(): pass "
-            "the number as an argument of its own, or compute with the tensor"
-        )
+        raise refusal or AuthoringError(BY_VALUE)
 
 
-def without(room: Room, name: str) -> Room | None:
-    """The room in which a dimension stays as in the example; None if there is none."""
+def narrowed(room: Room, name: str, other: str) -> Room | None:
+    """The room in which two dimensions are one; or, without another one, in which a dimension stays
+    as in the example. None if there is none.
+    """
     found = room.trace
     free = [
         (i, d)
         for i, shape in enumerate(found.shapes)
         for d, size in enumerate(shape)
-        if isinstance(size, str) and not re.search(rf"\b{name}\b", size)
+        if isinstance(size, str) and (other or not re.search(rf"\b{name}\b", size))
     ]
-    return _room(found.operation, free, {}) if free else None
+    one = [found.axes(n) for n in found.dims if n not in (name, other)]
+    one += [[*found.axes(name), *found.axes(other)]] if other else []
+    equal = [pair for axes in one for pair in itertools.pairwise(axes)]
+    return _room(found.operation, free, {}, equal) if free else None
 
 
 def _tied(operation: Operation, names: Mapping[Axis, str], lost: Iterable[str]) -> str:
@@ -92,8 +100,9 @@ def _tied(operation: Operation, names: Mapping[Axis, str], lost: Iterable[str]) 
     if _takes_others(operation, [axis for axis, name in names.items() if name in lost]):
         return (
             "the operation runs at other sizes there, and uses each as a Python number, as a loop "
-            "over it does, of which a task would have the example's passes alone: write it as "
-            "operations on the whole dimension (cumsum, a matrix product, nn.GRU), or let it stay"
+            "over it does, of which a task would have the example's passes alone, and len(x): "
+            "write it as operations on the whole dimension (cumsum, a matrix product, nn.GRU), "
+            "and x.shape[0] for len(x), or let it stay"
         )
     text = "the operation takes no other sizes there, or ties it to another dimension"
     sizes = {operation.examples[i].shape[d]: n for (i, d), n in names.items() if n in lost}
@@ -173,10 +182,14 @@ def _freedoms(operation: Operation) -> Iterator[list[Axis]]:
     yield []
 
 
-def _room(operation: Operation, axes: Sequence[Axis], names: Mapping[Axis, str]) -> Room | None:
-    """The room that some dimensions have; None if it is none."""
-    free = list(axes)
-    equal: list[tuple[Axis, Axis]] = []
+def _room(
+    operation: Operation,
+    axes: Sequence[Axis],
+    names: Mapping[Axis, str],
+    alike: Sequence[tuple[Axis, Axis]] = (),
+) -> Room | None:
+    """The room that some dimensions have, with pairs of `alike` ones; None if it is none."""
+    free, equal = list(axes), list(alike)
     while True:
         found = trace(operation, free, names, equal)
         require_writable(bare(found))

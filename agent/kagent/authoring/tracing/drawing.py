@@ -111,8 +111,8 @@ def observed(value: object, *, parameter: bool = False) -> Any:
 def _look(tensor: torch.Tensor, *, parameter: bool) -> Drawing:
     if isinstance(tensor, FakeTensor) or tensor.is_meta or not tensor.numel():
         return Drawing.normal(0.0, 1.0)
-    if tensor.is_complex():  # no task has such, as `make_operation` says
-        return Drawing.normal(0.0, 1.0)
+    if tensor.is_complex():  # a task has its parts
+        tensor = torch.view_as_real(tensor.resolve_conj())
     if tensor.is_floating_point() and tensor.itemsize == 1:  # of which torch computes little
         tensor = tensor.float()
     structure = _structure(tensor.detach())
@@ -188,7 +188,7 @@ def recorded(function: Callable[[], object]) -> Any:
     except Exception:  # noqa: BLE001 - whatever fake tensors cannot do
         return observed(function())
     (output,) = (n for n in graph.graph.nodes if n.op == "output")
-    nodes = iter([_at_the_end(n, output) for n in pytree.tree_leaves(output.args[0])])
+    nodes = iter([_in_the_end(n, output) for n in pytree.tree_leaves(output.args[0])])
     leaves, spec = form
     found = [
         Drawn(tuple(x.shape), x.dtype, _of_node(graph, next(nodes)))
@@ -219,14 +219,19 @@ def by_values(drawing: Drawing) -> Drawing:
     return _look(drawn_by(drawing), parameter=False)
 
 
-def _at_the_end(node: Node, output: Node) -> Node:
-    """A node with the values that its result has in the end: it may be written through a view."""
-    if not is_written(node):
-        return node
-    with node.graph.inserting_before(output):
-        copy = node.graph.call_function(torch.ops.aten.clone.default, (node,))
-    copy.meta["val"] = node.meta["val"]
-    return copy
+def _in_the_end(node: Node, output: Node) -> Node:
+    """A node with the values that its result has in the end, of complex numbers their parts: it
+    may be written through a view.
+    """
+    aten = torch.ops.aten
+    ways = [aten.clone.default] if is_written(node) else []
+    for way in [*ways, *([aten.view_as_real.default] if node.meta["val"].is_complex() else [])]:
+        value = node.meta["val"]
+        with node.graph.inserting_before(output):
+            node = node.graph.call_function(way, (node,))
+        with value.fake_mode:
+            node.meta["val"] = way(value)
+    return node
 
 
 def _of_node(graph: GraphModule, node: Node) -> Drawing:

@@ -29,6 +29,7 @@ from kagent.authoring.tracing.dropout import LEFT_OUT
 
 _TAKEN = frozenset({"case", "generator", "device", "dtype", "torch", "aten", "math", "wide"})
 """Names with a meaning of their own in a reference.py that is written."""
+_IN_PARTS = "complex numbers are real ones there, with a last dimension of 2 (view_as_real)"
 _LEAST_NAME = 2
 
 
@@ -161,10 +162,10 @@ def make_operation(
             if isinstance(leaf, Drawn):
                 label = _unique(identifier(label), taken)
                 several = argument_name if len(leaves) > 1 else ""
-                examples.append(
-                    Example(label, leaf.shape, leaf.dtype, leaf.drawing, list_name=several)
-                )
+                shape, dtype = in_parts(leaf.shape, leaf.dtype)
+                examples.append(Example(label, shape, dtype, leaf.drawing, list_name=several))
                 places.append(leaf)
+                notes += [f"{label}: {_IN_PARTS}"] if leaf.dtype.is_complex else []
             else:
                 if isinstance(leaf, bool | int | float):
                     numbers[_unique(identifier(label), taken)] = leaf
@@ -178,7 +179,9 @@ def make_operation(
         """Arguments as the target takes them."""
         rest = iter(tensors)
         values = [
-            pytree.tree_unflatten([next(rest) if isinstance(p, Drawn) else p for p in places], f)
+            pytree.tree_unflatten(
+                [_as(p.dtype, next(rest)) if isinstance(p, Drawn) else p for p in places], f
+            )
             for places, f in forms
         ]
         return values[:count], dict(zip(kwargs, values[count:], strict=True))
@@ -192,12 +195,15 @@ def make_operation(
             label = _unique(identifier(path.replace(".", "_")), taken)
             seen = observed(tensor.detach(), parameter=True)
             assert isinstance(seen, Drawn)
-            examples.append(Example(label, seen.shape, seen.dtype, seen.drawing, parameter=True))
-        module, paths = target, list(state)
+            shape, dtype = in_parts(seen.shape, seen.dtype)
+            examples.append(Example(label, shape, dtype, seen.drawing, parameter=True))
+            notes += [f"{label}: {_IN_PARTS}"] if seen.dtype.is_complex else []
+        module, dtypes = target, {path: t.dtype for path, t in state.items()}
 
         def call(*tensors: torch.Tensor) -> object:
             a, k = rebuild(tensors[:inputs_count])
-            values = dict(zip(paths, tensors[inputs_count:], strict=True))
+            own = zip(dtypes.items(), tensors[inputs_count:], strict=True)
+            values = {path: _as(dtype, t) for (path, dtype), t in own}
             return functional_call(module, values, tuple(a), k)
 
     else:
@@ -209,12 +215,21 @@ def make_operation(
     for example in examples:
         if str(example.dtype).removeprefix("torch.") not in ITEMSIZE:
             known = ", ".join(ITEMSIZE)
-            real = ": pass torch.view_as_real of it" if example.dtype.is_complex else ""
-            raise UserError(f"{example.name} is {example.dtype}, expected one of {known}{real}")
+            raise UserError(f"{example.name} is {example.dtype}, expected one of {known}")
     operation = Operation(
         name, _summary(target, name), origin or name, call, tuple(examples), numbers, tuple(notes)
     )
     return _gradient(operation) if backward else operation
+
+
+def in_parts(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[tuple[int, ...], torch.dtype]:
+    """Shape and dtype of a tensor as a task has it: a complex one with its parts."""
+    return ((*shape, 2), dtype.to_real()) if dtype.is_complex else (shape, dtype)
+
+
+def _as(dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:
+    """An argument as the target takes it."""
+    return torch.view_as_complex(tensor) if dtype.is_complex else tensor
 
 
 def _instance(cls: type[nn.Module]) -> nn.Module:

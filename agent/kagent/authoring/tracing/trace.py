@@ -24,7 +24,10 @@ from sympy.printing.precedence import precedence
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._subclasses import FakeTensorMode
-from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+)
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
@@ -285,7 +288,12 @@ def trace(
     except Exception as e:
         text = " ".join(str(e).split())[:200]
         if isinstance(e, GuardOnDataDependentSymNode | DataDependentOutputException):
-            text = "a size, a branch or a Python number depends on a tensor's values"
+            text = BY_VALUE
+        elif isinstance(e, DynamicOutputShapeException):
+            text = (
+                f"{e.func} gives tensors whose sizes depend on a tensor's values: write what it "
+                "computes with operations whose results have sizes of their arguments'"
+            )
         elif "sparse" in text.lower() or "compressed tensor" in text:
             text = (
                 "it makes a sparse tensor, which a task cannot have: compute with its indices and "
@@ -315,6 +323,7 @@ def run(
         value = operation.call(*tensors)
     written = [i for i, t in enumerate(tensors) if t._version != versions[i]]  # noqa: SLF001
     results = [x for x in _tensors_in(value) if not any(x is tensors[i] for i in written)]
+    results = [torch.view_as_real(x) if x.is_complex() else x for x in results]
     if not results and not written:
         kind = "None" if value is None else type(value).__name__
         raise AuthoringError(
@@ -414,6 +423,11 @@ def _cleaned(graph: GraphModule) -> list[str]:
     return list(dict.fromkeys(notes))
 
 
+BY_VALUE = (
+    "a size, a branch or a Python number depends on a tensor's values, as by .item(): pass the "
+    "number as an argument of its own, or compute with the tensor"
+)
+"""Words on what symbolic tensors cannot be asked."""
 _MOST_UNDER = 64
 """Largest denominator of a factor that a size is scaled by."""
 _REDUCTIONS = frozenset({"max", "min", "amax", "amin", "sum", "mean", "logsumexp", "prod"})
