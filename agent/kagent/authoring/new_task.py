@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from kagent_sandbox.judge.task_check import TaskCheck, check_kinds
 from kagent.authoring.draft.cases import ROUNDED, NoCaseError, make_draft, with_dtype
 from kagent.authoring.draft.draft import DraftCase, TaskDraft
 from kagent.authoring.draft.pointers import rounded_index, with_offsets, with_own_bounds
-from kagent.authoring.draft.rooms import bare, find_rooms, redrawn, without
+from kagent.authoring.draft.rooms import bare, find_rooms, narrowed, redrawn
 from kagent.authoring.draft.trial import Trials, accepted, write, written
 from kagent.authoring.proofs import prove_holes
 from kagent.authoring.seeds import SeedOutcome, write_seeds
@@ -117,7 +118,8 @@ def make_task(
     require_folder(folder)
     began = time.perf_counter()
     say(f"running {operation.origin} on symbolic tensors")
-    room, draft = _tried_rooms(find_rooms(operation, vary), say, named=bool(vary))
+    with warnings.catch_warnings(action="ignore"):  # of torch, at sizes such as 1
+        room, draft = _tried_rooms(find_rooms(operation, vary), say, named=bool(vary))
     _write(draft, folder)
     try:
         load_task(folder)
@@ -139,8 +141,8 @@ def make_task(
 
 def _tried_rooms(rooms: Iterable[Room], say: Say, *, named: bool = False) -> tuple[Room, TaskDraft]:
     """The first room in which cases can be computed, and the draft with them. Where they cannot,
-    numbers may be offsets, or point into a dimension that must stay as in the example; that is
-    tried first, unless dimensions are `named` by the user.
+    numbers may be offsets, or point into a dimension that must stay as in the example, or be equal
+    to another: that one alone is narrowed first, unless dimensions are `named` by the user.
 
     Raises:
         AuthoringError: There is none; or the first one has no case for another reason.
@@ -149,7 +151,7 @@ def _tried_rooms(rooms: Iterable[Room], say: Say, *, named: bool = False) -> tup
     for each in rooms:
         room: Room | None = each
         while room is not None:
-            blamed = ""
+            blamed: NoCaseError | None = None
             drawn, own = bare(room.trace), room.trace.operation.examples
             for examples in dict.fromkeys(
                 (own, with_offsets(drawn) or own, with_own_bounds(drawn))
@@ -162,8 +164,8 @@ def _tried_rooms(rooms: Iterable[Room], say: Say, *, named: bool = False) -> tup
                     if not e.failed:
                         raise refusal or e from None
                     refusal = refusal or e
-                    blamed = e.name
-            room = without(room, blamed) if blamed and not named else None
+                    blamed = blamed or (e if e.name and not named else None)
+            room = narrowed(room, blamed.name, blamed.other) if blamed else None
     assert refusal is not None
     raise refusal
 
@@ -213,12 +215,12 @@ def _mended(
     draft: TaskDraft, folder: Path, checks: Sequence[TaskCheck], say: Say
 ) -> tuple[TaskDraft, tuple[TaskCheck, ...]]:
     """The draft with further cases, if they close holes: inputs of other magnitudes, and all
-    numbers 0, which a limit below a norm of a module's own numbers needs.
+    numbers 0, which a limit below a norm of them all needs.
     """
     first = draft.cpu.check[0]
     scales = (10.0, 100.0, 1000.0, -1.0, -30.0, 0.05) if draft.rows else ()
     plans = [DraftCase(first.sizes, first.dtype, scale=s, words=f"times_{s:g}") for s in scales]
-    if any(e.parameter and e.dtype.is_floating_point for e in draft.arguments):
+    if any(e.shape and e.dtype.is_floating_point for e in draft.arguments):
         plans.append(DraftCase(first.sizes, first.dtype, inputs="blank", words="blank"))
     if not plans:
         return draft, tuple(checks)

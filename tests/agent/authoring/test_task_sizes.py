@@ -496,7 +496,11 @@ def embedded_quantiles(x, bounds, table):
 @pytest.mark.parametrize(
     ("function", "inputs", "dims"),
     [
-        (summed_at_places, (torch.rand(256, 24), torch.rand(16, 24)), {"M": 256, "N": 24}),
+        (
+            summed_at_places,  # hidden cases have 16 places or more
+            (torch.rand(256, 24), torch.rand(16, 24)),
+            {"M": 256, "N": 24, "K": 16},
+        ),
         (
             embedded_quantiles,
             (torch.randn(64, 128), torch.linspace(-2, 2, 63), torch.randn(64, 16)),
@@ -513,6 +517,8 @@ def test_a_dimension_that_computed_places_point_into_stays_as_in_the_example(
     )
     assert room.trace.dims == dims
     assert len(draft.cpu.check) > 8
+    sizes = {n: tomllib.loads(f"x = {v}")["x"] for n, v in draft.cpu.hidden_check[0].dims.items()}
+    assert function is not summed_at_places or sizes["K"]["min"] == 16
 
 
 def preference_loss(chosen, reference, labels, mask):
@@ -532,6 +538,14 @@ def test_equal_sizes_of_which_one_may_not_be_larger_are_one_dimension():
     assert sorted(room.trace.dims.values()) == [8, 16, 100, 100]
     with pytest.raises(AuthoringError, match="takes no other sizes there, or ties it"):
         next(find_rooms(operation, {("labels", 0): "B"}))
+
+
+@pytest.mark.nightly
+def test_sizes_that_the_same_numbers_point_into_are_one_dimension():
+    logits, labels = torch.randn(8, 16, 100), torch.randint(0, 100, (8, 16))
+    operation = make_operation(preference_loss, (logits, logits, labels, torch.rand(8, 16)))
+    room, _ = new_task._tried_rooms(find_rooms(operation), lambda _: None)
+    assert sorted(room.trace.dims.values()) == [8, 16, 100]
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ def _require_bounds(room: Room, trials: Trials, first: DraftCase) -> None:
     computed = has_computed_places(draft)
     if all(e.dtype.is_floating_point for e in draft.arguments) and not computed:
         return
-    few = {n: room.rounded(n, min(_FEW, s // 2)) for n, s in dims.items()}
+    few = {n: room.rounded(n, _FEW) for n in dims}
     more = {n: room.rounded(n, s * 3 / 2) for n, s in dims.items()}
     plans = [(n, {**first.sizes, n: s}) for n, s in few.items()]
     bounds = bounds_of_draws(draft)
@@ -195,7 +195,17 @@ def _require_bounds(room: Room, trials: Trials, first: DraftCase) -> None:
         tried = trials.case(replace(first, sizes=sizes), f"bounds_{i}")
         if tried.failed:
             text = f"its example cannot be a case of {_sizes_text(sizes)}: {tried.why}"
-            raise NoCaseError(f"{text}{_choose(room.trace)}", failed=True, name=name)
+            alike = [n for n in dims if name and n != name and dims[n] == dims[name]]
+            together = (
+                n
+                for n in alike
+                if not trials.case(
+                    replace(first, sizes={**sizes, n: sizes[name]}), f"bounds_{i}_{n}"
+                ).failed
+            )
+            raise NoCaseError(
+                f"{text}{_choose(room.trace)}", failed=True, name=name, other=next(together, "")
+            )
 
 
 def _sizes_text(sizes: Mapping[str, int]) -> str:
@@ -203,13 +213,17 @@ def _sizes_text(sizes: Mapping[str, int]) -> str:
 
 
 class NoCaseError(AuthoringError):
-    """The first case cannot be one. `failed`: because it could not be computed; `name`: at another
-    size of that dimension alone, "" if at more than one.
+    """The first case cannot be one.
+
+    Attributes:
+        failed: Because it could not be computed.
+        name: Not at another size of that dimension alone; "" if of more than one.
+        other: Dimension that may have another size together with it; "" for none.
     """
 
-    def __init__(self, text: str, *, failed: bool, name: str = "") -> None:
+    def __init__(self, text: str, *, failed: bool, name: str = "", other: str = "") -> None:
         super().__init__(text)
-        self.failed, self.name = failed, name
+        self.failed, self.name, self.other = failed, name, other
 
 
 def _choose(found: TracedOperation) -> str:
@@ -260,8 +274,8 @@ def _is_large(found: TracedOperation, sizes: Mapping[str, int]) -> bool:
 def _summed(found: TracedOperation) -> float:
     """Numbers that are added up, or multiplied, for one of a result, about."""
     dims = found.dims
-    results = sum(math.prod(found.sizes(r.shape, dims)) for r in found.results)
-    read = found.count(dims) - results
+    results = sum(math.prod(found.sizes(r.shape, dims)) for r in found.compared)
+    read = sum(math.prod(found.sizes(found.shapes[i], dims)) for i in found.used)
     products = evaluate(found.products, dims) / 2
     return max(1.0, read / max(1, results), products / max(1, results), found.scanned(dims))
 
