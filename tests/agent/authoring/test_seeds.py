@@ -459,6 +459,11 @@ def test_elements_in_order_are_counted_out(make):
 
 
 @pytest.mark.nightly
+def test_rows_are_rolled(gpu_seed):
+    gpu_seed("x.roll((-3, 2), (0, 1)) * 2", 2)
+
+
+@pytest.mark.nightly
 def test_bits_are_shifted(make):
     """Inductor's C++ has CHAR_BIT, of a header that was not included."""
     expression = "x * ((torch.arange(x.shape[1], device=x.device) >> 2) & 1)"

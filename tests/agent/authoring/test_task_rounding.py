@@ -120,6 +120,15 @@ def test_infinities_are_no_inputs_where_a_size_decides_the_algorithm():
     assert not make_draft(next(find_rooms(operation))).nonfinite
 
 
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [(lambda x: x.var(0), "M"), (lambda x: x.diff(dim=1).abs().mean(), "N")],
+)
+def test_sizes_at_which_nothing_is_finite_are_none(function, name):
+    draft = make_draft(next(find_rooms(make_operation(function, torch.randn(64, 48)))))
+    assert min(case.sizes[name] for case in draft.cpu.check) > 1
+
+
 def stepped(weight, gradient, momentum):
     weight.sub_(0.01 * (0.9 * momentum + 0.1 * gradient).sign())
     momentum.lerp_(gradient, 0.01)

@@ -45,6 +45,12 @@ def test_a_signature_has_the_dtypes_that_are_not_the_cases():
     assert signature == f"picked({arguments}) -> (Tensor[K, N], Tensor[K] int64)"
 
 
+def in_windows(x):
+    b, h, w, c = x.shape
+    x = x.roll((-3, -3), (1, 2)).view(b, h // 8, 8, w // 8, 8, c)
+    return x.permute(0, 1, 3, 2, 4, 5).reshape(-1, 64, c)
+
+
 def test_sizes_of_quotients_without_a_rest_are_dimensions():
     """Models read the signature: heads in groups had `4 * (M // 4)` in it."""
 
@@ -58,6 +64,10 @@ def test_sizes_of_quotients_without_a_rest_are_dimensions():
         assert found.results[0].shape == found.shapes[0]
     bags = traced(lambda i, w: F.embedding_bag(i, w), torch.zeros(12, 9).int(), torch.randn(50, 8))
     assert bags.results[0].shape == ("M", "P")
+    found = trace_module.trace(
+        make_operation(in_windows, torch.randn(2, 56, 40, 6)), [(0, 1), (0, 2)]
+    )
+    assert found.results[0].shape == ("2 * (C // 8) * (H // 8)", 64, 6)
     halves = traced(lambda x: x[::2], torch.randn(15, 8))
     assert halves.results[0].shape == ("(M + 1) // 2", "N")
 

@@ -38,6 +38,7 @@ def plain_loops(
         aten.topk.default: _topk,
         aten.avg_pool2d.default: functools.partial(_average_pool, 2),
         aten.avg_pool3d.default: functools.partial(_average_pool, 3),
+        aten.index_select.default: _index_select,
         aten.sort.default: _sort,
         aten.sort.stable: lambda x, dim=-1, descending=False, **_: _sort(x, dim, descending),
     }
@@ -56,6 +57,13 @@ def plain_loops(
     if not all(allows(allow, name) for name in ("aten::addmm", "aten::baddbmm")):
         table |= {aten.addmm.default: _addmm, aten.baddbmm.default: _addmm}
     return table
+
+
+def _index_select(x: Tensor, dim: int, index: Tensor) -> Any:
+    """Torch's own, as that of `roll`, indexes in Python, which asks for a GPU that is not there."""
+    if not x.dim():
+        return NotImplemented
+    return aten.index.Tensor(x, [None] * (dim % x.dim()) + [index.reshape(-1)])
 
 
 def _average_pool(

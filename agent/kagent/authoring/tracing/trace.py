@@ -37,7 +37,7 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._sympy.functions import FloorDiv, Mod, ToFloat, TruncToInt
+from torch.utils._sympy.functions import CleanDiv, FloorDiv, Mod, ToFloat, TruncToInt
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils.flop_counter import flop_registry
 
@@ -645,9 +645,12 @@ def _between_corners(expression: sympy.Expr, dims: Mapping[str, int]) -> str:
 
 def _shorter(expression: sympy.Expr, env: ShapeEnv) -> sympy.Expr:
     """An equal size without quotients that leave no rest, or a known one: of `4 * (M // 4)`, where
-    the function demands that it is M, and of `(M * N + N - 1) // N`.
+    the function demands that it is M, of `M // (M // 4)` there, and of `(M * N + N - 1) // N`.
     """
-    demanded = {g.expr.lhs for g in env.guards if isinstance(g.expr, sympy.Eq) and not g.expr.rhs}
+    equals = [g.expr for g in env.guards if isinstance(g.expr, sympy.Eq)]
+    demanded = {e.lhs for e in equals if not e.rhs}
+    numbers = {e.lhs: e.rhs for e in equals if isinstance(e.lhs, FloorDiv) and e.rhs.is_Integer}
+    expression = expression.replace(CleanDiv, FloorDiv).xreplace(numbers)
     for quotient in expression.atoms(FloorDiv):
         a, b = quotient.args
         times = sympy.expand(a).coeff(b) if b.is_Symbol else sympy.Integer(0)
