@@ -12,7 +12,9 @@ runs in a dispatch mode that knows of tensors only what operations guarantee:
   to infinity. Whole numbers and 8-bit floats do not;
 - zeros: what a constant of zeros is made into, while that is 0, and sums with it;
 - norms of which mean and deviation alone are read, as by a gradient: the result itself, its weight
-  and its bias decide neither.
+  and its bias decide neither;
+- numbers that one operation of torch asks for, and that no other one reads, as `one_hot` does to
+  refuse others.
 
 All else is unknown, and what is written in place makes everything unknown.
 """
@@ -32,7 +34,14 @@ from kagent_sandbox.device.traits import InputPolicy
 from kagent_sandbox.errors import TaskError
 from kagent_sandbox.judge.check.inputs import InputSampler
 from kagent_sandbox.judge.check.known_results import storage_of
-from kagent_sandbox.judge.check.omissions import Watching, instead, name_of, omission_at
+from kagent_sandbox.judge.check.omissions import (
+    ZEROS,
+    Omission,
+    Watching,
+    instead,
+    name_of,
+    omission_at,
+)
 from kagent_sandbox.judge.task_check import TaskCheck, check_kinds
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -46,6 +55,8 @@ _PRODUCTS = frozenset({"mm", "bmm"})
 _CLAMPS = frozenset({"clamp", "clamp_min", "clamp_max", "hardtanh", "relu"})
 _NORMS = frozenset({"native_layer_norm", "native_group_norm"})
 """Operations whose first result alone depends on `weight` and `bias`."""
+_ASKED = "_local_scalar_dense"
+"""The operation that gives Python, or torch itself, a tensor's number."""
 _ZEROS = frozenset({"zeros", "zeros_like", "new_zeros"})
 _FULL = {"full": 1, "full_like": 1, "new_full": 2}
 """Operations that fill a new tensor, and the place of the number among their arguments."""
@@ -151,6 +162,7 @@ class _Prover(Watching):  # type: ignore[no-untyped-call]
         self._cuts: Any = WeakIdKeyDictionary()  # of each tensor the _Cut of the clamp before it
         self.proven: dict[str, str] = {}
         self.open: set[str] = set()  # of the same words, and not proven there
+        self._made: Any = WeakIdKeyDictionary()  # of each tensor its operation left out
         self._unread: dict[int, tuple[torch.Tensor, list[str]]] = {}  # of norms, by memory
 
     def __torch_dispatch__(
@@ -159,7 +171,8 @@ class _Prover(Watching):  # type: ignore[no-untyped-call]
         """Run the operation, and note what is known of its result."""
         kwargs = kwargs or {}
         name = name_of(func)
-        self.read([*args, *kwargs.values()])
+        if name != _ASKED:
+            self.read([*args, *kwargs.values()])
         given = [self._of(a) for a in args]
         out = func(*args, **kwargs)
         frame = self.frame()
@@ -168,6 +181,8 @@ class _Prover(Watching):  # type: ignore[no-untyped-call]
             norms = [omission_at(frame, func, way).words for way in ways]
             self._unread[storage_of(out[0])] = out[0], norms
             self.proven |= dict.fromkeys(norms, "its mean and deviation alone are read")
+        if frame is not None:
+            self._ask(omission_at(frame, func, ZEROS), args, out)
         words = omission_at(frame, func, instead("self")).words if frame is not None else ""
         self._cut(name, [*args, *kwargs.values()], out, words)
         if any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments):  # noqa: SLF001 - torch's own way
@@ -202,6 +217,17 @@ class _Prover(Watching):  # type: ignore[no-untyped-call]
         for tensor in pytree.tree_leaves(values):
             if isinstance(tensor, torch.Tensor) and storage_of(tensor) in self._unread:
                 self.open.update(self._unread[storage_of(tensor)][1])
+            if (made := _found(self._made, tensor)) is not None:
+                self.open.add(made.words)
+
+    def _ask(self, here: Omission, args: Sequence[Any], out: Any) -> None:
+        """Note where a tensor is made, and that the same call asks for its number."""
+        made = _found(self._made, args[0]) if args and here.operation == _ASKED else None
+        if made is not None and made.call_id == here.call_id:
+            self.proven.setdefault(made.words, "torch asks for it, and no operation reads it")
+        for tensor in pytree.tree_leaves(out):
+            if isinstance(tensor, torch.Tensor):
+                self._made[tensor] = here
 
     def _cut(self, name: str, args: Sequence[Any], out: Any, words: str) -> None:
         """Follow what a clamp has cut off."""

@@ -66,6 +66,11 @@ def write(folder, drawn, result, dtype, out="float32"):
         ("int32", "(x + x.new_full(x.shape, 0)) * 3", "x + x.new_full(x.shape, 0)"),
         ("int32", "(torch.zeros_like(x) + x) * 3", "torch.zeros_like(x) + x"),
         ("int32", "(x - torch.zeros_like(x)) * 3", "x - torch.zeros_like(x)"),
+        (
+            "int32",
+            "F.one_hot((x % 9).long(), 9).sum(-1).int() + x",
+            "F.one_hot((x % 9).long(), 9)",
+        ),
     ],
 )
 def test_algebra_shows_that_nothing_changes(tmp_path, dtype, result, operation):
@@ -95,6 +100,7 @@ def test_algebra_shows_that_nothing_changes(tmp_path, dtype, result, operation):
         (MATRIX, "x + torch.zeros_like(x) * x", "float32"),  # infinities make it NaN
         (MATRIX, "x + (torch.zeros_like(x) + (x.shape[0] - 9))", "float32"),
         (MATRIX, "x + (x - x) * 0.9", "float32"),
+        (MATRIX, "x if x.max().item() < 2 else x / 2", "float32"),
         (MATRIX, "1 / (torch.zeros_like(x) * -0.9) + x", "float32"),
         (MATRIX, "x + torch.zeros_like(x).add_(1) * 2", "float32"),
         (MATRIX, "x + torch.zeros_like(x).cos()", "float32"),

@@ -34,7 +34,7 @@ _STAY = frozenset(
     }
 )
 """Operations that only allocate, convert, move or draw data."""
-_ZEROS, _TRUE, _FALSE = "zeros instead", "true everywhere", "false everywhere"
+ZEROS, _TRUE, _FALSE = "zeros instead", "true everywhere", "false everywhere"
 _MOST_TEXT = 60
 
 
@@ -208,7 +208,7 @@ def _ways(
     elif out.dtype == torch.bool:
         yield from (_TRUE, _FALSE)
     else:
-        yield _ZEROS
+        yield ZEROS
     for parameter, value in given:
         optional = isinstance(value, torch.Tensor) and "Optional" in str(parameter.type)
         if optional or (parameter.name == "is_causal" and value is True):
