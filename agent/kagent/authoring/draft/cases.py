@@ -349,11 +349,18 @@ def _check_plans(room: Room, draft: TaskDraft, small: Sizes, dtype: str) -> Iter
             yield DraftCase(primes, dtype, scale=scale, words="large" if scale > 1 else "tiny")
         yield DraftCase(small, dtype, inputs="mixed", words="mixed")
         yield DraftCase(above, dtype, inputs="mixed", noncontiguous=True, words="mixed_padded")
-        for kind in draft.rows:
+        for kind in draft.rows if _has_rows(draft, below) else ():
             if kind in ("constant", "spiked"):
                 yield DraftCase(below, dtype, inputs=kind, words=kind)
     if draft.nonfinite:
         yield DraftCase(primes, dtype, inputs="nonfinite", words="nonfinite")
+
+
+def _has_rows(draft: TaskDraft, sizes: Sizes) -> bool:
+    """Whether rows have more than one element: else constant ones are like all others."""
+    found = draft.trace
+    shapes = zip(found.operation.examples, found.shapes, strict=True)
+    return any(found.sizes(s, sizes)[-1] > 1 for e, s in shapes if e in draft.varied)
 
 
 def _large_plans(room: Room, draft: TaskDraft, dtype: str) -> Iterator[DraftCase]:

@@ -187,8 +187,10 @@ def _draw(
         return lines if direct else [*lines, f"{name} = {name}.to({dtype})"]
     if drawing.kind == "integers":
         high = _high(draft, example, int(b))
+        # The least of few numbers that point into many places is that by chance.
+        low = 0 if not high.isdigit() and _LEAST_BESIDE <= a < 0.1 * b else int(a)
         return [
-            f"{name} = torch.randint({int(a)}, {high}, {shape}, generator=generator, "
+            f"{name} = torch.randint({low}, {high}, {shape}, generator=generator, "
             f"device=device, dtype={dtype})"
         ]
     if drawing.kind == "chance":
