@@ -127,8 +127,8 @@ def sparse(x, begins, columns, values):
 def places():
     return torch.randn(12, 9), torch.arange(13), torch.arange(12), torch.randn(12)
 
-def turned():
-    return torch.ones(12, 9, dtype=torch.complex64), torch.tensor(2.0)
+def foreign():
+    return torch.ones(12, 9).to(torch.float8_e4m3fnuz), torch.tensor(2.0)
 
 class Broken(nn.Module):
     def __init__(self):
@@ -147,7 +147,7 @@ class Broken(nn.Module):
             "{file}:Broken --inputs inputs",
             "Broken cannot be made without arguments (raising.py, line",
         ),
-        ("{file}:half --inputs turned", "x is torch.complex64, expected one of"),
+        ("{file}:half --inputs foreign", "x is torch.float8_e4m3fnuz, expected one of"),
         ("{file}:sparse --inputs places", "it makes a sparse tensor, which a task cannot have"),
     ],
 )
