@@ -23,7 +23,7 @@ from kagent.search.text_edits import EditableText, TextEdit
 from kagent.search.tunables import Value, read_tunables, value_text
 
 MAX_CHARACTERS = 64_000
-"""Of a merged file: two of the longest seeds have 55,000."""
+"""Length of a merged file: two of the longest seeds have 55,000."""
 
 
 @dataclass(frozen=True, slots=True)
