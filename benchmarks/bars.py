@@ -105,15 +105,23 @@ def variant_call(
     task: Task, text: str, call: BaselineCall, device: torch.device
 ) -> functools.partial[object]:
     """The kernel of a file, "FILE[:NAME=VALUE,...]", bound to inputs, with its constants set."""
+    from kagent_sandbox.builder.configs import pin_config
+
     file, _, given = text.partition(":")
     module = import_file(Path(file), f"bars_{abs(hash(text))}")
-    for item in filter(None, given.split(",")):
-        name, _, value = item.partition("=")
+    items = (item.partition("=") for item in filter(None, given.split(",")))
+    config = {name: ast.literal_eval(value) for name, _, value in items}
+    for name in config:
         if not hasattr(module, name):
             raise ValueError(f"{file} has no constant {name!r}")
-        setattr(module, name, ast.literal_eval(value))
+    pin_config(module, config)
+    return functools.partial(getattr(module, task.entry), **_inputs(task, call, device))
+
+
+def _inputs(task: Task, call: BaselineCall, device: torch.device) -> dict[str, Any]:
+    """A kernel's arguments, by name."""
     reference = import_file(Path(call.reference), f"reference_of_{task.name}")
-    return functools.partial(getattr(module, task.entry), **make_inputs(call, device, reference))
+    return make_inputs(call, device, reference)
 
 
 def seed_calls(
@@ -122,8 +130,7 @@ def seed_calls(
     """A seed bound to inputs, once per configuration: what differs from the default, and a call."""
     from kagent_sandbox.builder.configs import enumerate_configs, pin_config
 
-    reference = import_file(Path(call.reference), f"reference_of_{task.name}")
-    arguments = make_inputs(call, device, reference)
+    arguments = _inputs(task, call, device)
     whole = import_file(seed.path, f"bars_{seed.name}")
     every = enumerate_configs(whole, configs)
     for i, config in enumerate(every):

@@ -565,13 +565,12 @@ def cross_entropy(
     )
 
     counting = cuda_kernel("count_targets<1024>", SOURCE)
+    counting.launch((1,), (1024,), target, count, rows, ignore_index)
+    losses = torch.empty(rows, dtype=torch.float32, device=device)
     if packed:
         held = max(0, triton.cdiv(words, cluster) - WORDS * THREADS)  # words of a block
         processors = torch.cuda.get_device_properties(device).multi_processor_count
         resident = processors * (1024 // THREADS) // cluster  # rows that run at once
-        counting.launch((1,), (1024,), target, count, rows, ignore_index)
-        terms = rows
-        losses = torch.empty(terms, dtype=torch.float32, device=device)
         is_held = "true" if held else "false"
         name = f"rows_packed<{dtype}, {WORDS}, {is_held}, {THREADS}, {cluster}, {STORE}>"
         cuda_kernel(name, SOURCE).launch(
@@ -593,9 +592,6 @@ def cross_entropy(
             pdl=True,
         )
     else:
-        counting.launch((1,), (1024,), target, count, rows, ignore_index)
-        terms = rows
-        losses = torch.empty(terms, dtype=torch.float32, device=device)
         width = vector if aligned else 1
         if columns <= 32768:
             threads = triton.next_power_of_2(triton.cdiv(columns, 16))
@@ -619,5 +615,5 @@ def cross_entropy(
         )
 
     mean = cuda_kernel("mean_loss<512>", SOURCE)
-    mean.launch((1,), (512,), losses, count, loss, terms, pdl=hopper)
+    mean.launch((1,), (512,), losses, count, loss, rows, pdl=hopper)
     return loss, grad

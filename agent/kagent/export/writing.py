@@ -25,7 +25,7 @@ from kagent.export.packaging import packaging_files, trying_files
 from kagent.export.reading import PACKAGES, PROVENANCE, OnDisk, sources_json, without_texts
 from kagent.export.record import LibraryRecord, OperatorRecord
 from kagent.export.runtime_files import runtime_files
-from kagent.runs.files import write_file
+from kagent.runs.files import is_inside, write_file
 
 
 def refuse_edited(disk: OnDisk) -> None:
@@ -95,9 +95,8 @@ def _refuse_outside(folder: Path, paths: Iterable[str]) -> None:
     Raises:
         UserError: One would not.
     """
-    root = folder.resolve()
     for path in paths:
-        if not (root / path).parent.resolve().is_relative_to(root):
+        if not is_inside((folder / path).parent, folder):
             raise UserError(
                 f"{folder}: {path} would be written outside of it: a link or a name there leads "
                 "out: export into a new folder"
@@ -149,7 +148,7 @@ def _kernels(
 def _remove(folder: Path, path: str) -> None:
     """A file of the old version, and folders that are empty without it. Never outside."""
     target = folder / path
-    if not target.resolve().is_relative_to(folder.resolve()):
+    if not is_inside(target, folder):
         return
     target.unlink(missing_ok=True)
     for parent in target.parents:

@@ -137,6 +137,11 @@ def _here(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
+def is_inside(path: Path, folder: Path) -> bool:
+    """Whether a path, its links followed, is a folder or lies below it."""
+    return path.resolve().is_relative_to(folder.resolve())
+
+
 def refuse_linked_folders(folder: Path, names: Iterable[str]) -> None:
     """Make sure that a run's own folders are no links: files would be written elsewhere.
 

@@ -30,6 +30,7 @@ from kagent.config.settings import load_config
 from kagent.evolve import session
 from kagent.llm.chat import ModelError
 from kagent.runs.events import Phase, Stop
+from kagent.runs.files import is_inside
 from kagent.runs.lineage import Lineage
 from kagent.runs.store import read_history
 from kagent.suite.importing import ImportedProblem, ImportsAhead, import_problem
@@ -334,8 +335,8 @@ class SuiteRunner:
         Raises:
             UserError: A link leads out of the suite's folder, which may be somebody else's.
         """
-        place, root = self.folder / TASKS / problem.name, self.folder.resolve()
-        if not place.parent.resolve().is_relative_to(root):
+        place = self.folder / TASKS / problem.name
+        if not is_inside(place.parent, self.folder):
             raise UserError(f"{place}: a link there leads out of the suite's folder: remove it")
         return place
 
