@@ -21,9 +21,9 @@ from kagent_sandbox.lang import cuda_kernel
 WORDS = 8  # of 16 bytes in a thread's registers
 HELD = 8  # of such a thread in shared memory, at most; a longer row gets a cluster
 THREADS = 512  # of a block that shares an SM with another
-AHEAD = 0.25  # rows fetched ahead into the L2, as a share of those that run at once; 0: none
-STORE = 1  # stores that are the first to leave the L2; 0: written back when their turn comes
-TUNE = {"HELD": [0, 8, 14], "AHEAD": [0, 0.25, 0.4, 0.5], "STORE": [0, 1]}
+AHEAD = 3  # MiB between a row and the one that its block has fetched into the L2; 0: none
+STORE = 0  # 1: stores that are the first to leave the L2; 0: written back when their turn comes
+TUNE = {"HELD": [0, 8, 14], "AHEAD": [0, 1.5, 3, 4.5], "STORE": [0, 1]}
 
 LONG_WORDS = 2048  # rows of more 16-byte words than this are kept as words
 MAX_CLUSTER = 8
@@ -198,13 +198,9 @@ __device__ void barrier_wait(unsigned long long* barrier, unsigned parity) {
 }
 __device__ void bulk_load(void* to, const void* from, unsigned bytes,
                           unsigned long long* barrier) {
-  const unsigned place = shared_address(to), counter = shared_address(barrier);
-  unsigned long long policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-      "[%0], [%1], %2, [%3], %4;"
-      :: "r"(place), "l"(from), "r"(bytes), "r"(counter), "l"(policy) : "memory");
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+      :: "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)) : "memory");
 }
 #endif
 
@@ -304,6 +300,7 @@ rows_packed(const T* logits, const long long* target, const float* count, float*
     }
   }
   __syncwarp();
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");  // mean_loss may get ready
   if (label == ignore) {                              // for all blocks of the cluster
     asm volatile("griddepcontrol.wait;" ::: "memory");  // else what follows need not wait, either
     for (int i = thread; i < words; i += THREADS) to[i] = make_uint4(0, 0, 0, 0);
@@ -328,7 +325,7 @@ rows_packed(const T* logits, const long long* target, const float* count, float*
   for (int w = 0; w < WORDS; ++w) {
     constexpr unsigned LOWEST = Word<T>::LOWEST;
     kept[w] = make_uint4(LOWEST, LOWEST, LOWEST, LOWEST);
-    if (thread + w * THREADS < words) kept[w] = __ldcs(from + thread + w * THREADS);
+    if (thread + w * THREADS < words) kept[w] = __ldg(from + thread + w * THREADS);
   }
   // The label's word is this thread's: it corrects that element when all are stored.
   const int label_word = label / WIDTH - begin;
@@ -584,7 +581,7 @@ def cross_entropy(
             logits.stride(0),
             rows,
             columns,
-            int(AHEAD * resident),
+            int(AHEAD * 1024 * 1024) // (words * 16),
             resident,
             ignore_index,
             shared=held * 16,

@@ -73,7 +73,15 @@ def on_cpu(tmp_path, monkeypatch):
 # -- rows -----------------------------------------------------------------------------------------
 
 # 2 words of 16 bytes of each of 64 threads are in registers, up to 3 in shared memory.
-SHORT_HELD = {"WORDS": 2, "THREADS": 32, "HELD_THREADS": 64, "HELD_WORDS": 3, "AHEAD_FROM": 0}
+# Rows that start up to 32 KiB later are fetched ahead.
+FETCHED = {"AHEAD": 1 / 32}
+SHORT_HELD = {
+    "WORDS": 2,
+    "THREADS": 32,
+    "HELD_THREADS": 64,
+    "HELD_WORDS": 3,
+    "AHEAD_FROM": 0,
+} | FETCHED
 
 
 @pytest.mark.sampled(one_in=5)
@@ -82,7 +90,7 @@ SHORT_HELD = {"WORDS": 2, "THREADS": 32, "HELD_THREADS": 64, "HELD_WORDS": 3, "A
     [
         ("float32", 100, {}, 1),  # none in shared memory
         ("bfloat16", 300, {}, 1),
-        ("bfloat16", 601, {"STREAM": 0}, 2),
+        ("bfloat16", 601, {"STREAM": 1}, 2),
         ("float32", 1277, {}, 4),
         ("bfloat16", 1200, {"WORDS": 1, "HELD_THREADS": 32, "HELD_WORDS": 40}, 1),  # two copies
     ],
@@ -108,7 +116,7 @@ def test_softmax_holds_rows_in_registers_and_shared_memory(dtype, words, tunable
     ],
 )
 def test_softmax_has_rows_in_registers_alone(dtype, columns, tunables, instance, on_cpu):
-    s = on_cpu(SOFTMAX, 1, **{"WORDS": 2, "AHEAD_FROM": 0} | tunables)
+    s = on_cpu(SOFTMAX, 1, **{"WORDS": 2, "AHEAD_FROM": 0} | FETCHED | tunables)
     given = s.given(dtype=dtype, inputs="nonfinite", noncontiguous=True, M=19, N=columns)
     assert max(s.shares(given)) <= 1
     assert s.instances[0].startswith(f"softmax_words<{s.seed.TYPES[given['x'].dtype]}, {instance},")
@@ -133,7 +141,7 @@ def test_softmax_needs_its_waits(line, on_cpu, monkeypatch):
 
 
 # 2 words of 16 bytes of each of 64 threads are in registers, up to 3 in shared memory.
-PACKED = {"WORDS": 2, "HELD": 3, "THREADS": 64, "LONG_WORDS": 60}
+PACKED = {"WORDS": 2, "HELD": 3, "THREADS": 64, "LONG_WORDS": 60} | FETCHED
 WIDE = {"WORDS": 1, "HELD": 40, "THREADS": 32}  # two bulk copies
 
 
@@ -141,13 +149,13 @@ WIDE = {"WORDS": 1, "HELD": 40, "THREADS": 32}  # two bulk copies
 @pytest.mark.parametrize(
     ("dtype", "words", "inputs", "tunables", "instance"),
     [
-        ("float32", 100, "nonfinite", {}, "2, false, 64, 1, 1"),
-        ("bfloat16", 300, "nonfinite", {}, "2, true, 64, 1, 1"),
-        ("bfloat16", 601, "nonfinite", {"STORE": 0}, "2, true, 64, 2, 0"),
-        ("float32", 251, "mixed", {"HELD": 0}, "2, false, 64, 2, 1"),
-        ("float32", 1277, "nonfinite", {}, "2, true, 64, 4, 1"),
-        ("float32", 1277, "ignored", {}, "2, true, 64, 4, 1"),
-        ("bfloat16", 1200, "mixed", WIDE, "1, true, 32, 1, 1"),
+        ("float32", 100, "nonfinite", {}, "2, false, 64, 1, 0"),
+        ("bfloat16", 300, "nonfinite", {}, "2, true, 64, 1, 0"),
+        ("bfloat16", 601, "nonfinite", {"STORE": 1}, "2, true, 64, 2, 1"),
+        ("float32", 251, "mixed", {"HELD": 0}, "2, false, 64, 2, 0"),
+        ("float32", 1277, "nonfinite", {}, "2, true, 64, 4, 0"),
+        ("float32", 1277, "ignored", {}, "2, true, 64, 4, 0"),
+        ("bfloat16", 1200, "mixed", WIDE, "1, true, 32, 1, 0"),
     ],
 )
 def test_cross_entropy_holds_rows(dtype, words, inputs, tunables, instance, on_cpu):

@@ -1,7 +1,6 @@
 """The CUDA seed of softmax's gradient with words of every width, run on the CPU and built."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from kagent_sandbox.data.task import load_task
 from seed_cases import SEEDS, import_seed
 
 FILE = SEEDS / "softmax_backward" / "cuda_packed.py"
-MULTIPROCESSORS = SimpleNamespace(multi_processor_count=2)
 
 
 @pytest.mark.nightly
@@ -39,7 +37,6 @@ def test_rows_are_kept_in_words_of_any_width(
 
     monkeypatch.setattr(seed, "cuda_kernel", cuda_kernel)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (9, 0))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: MULTIPROCESSORS)
     if columns >= 3000:
         monkeypatch.setattr(seed, "THREADS", 32)  # so that a short row is spread over blocks
 
@@ -52,7 +49,6 @@ def test_rows_are_kept_in_words_of_any_width(
     grad, y = given
     exact = y.double() * (grad.double() - (grad.double() * y.double()).sum(1, keepdim=True))
     for machine.reversed_threads in (False, True):
-        monkeypatch.setattr(seed, "STREAM_LOADS", machine.reversed_threads)
         monkeypatch.setattr(seed, "STREAM_STORES", machine.reversed_threads)
         found = seed.softmax_backward(grad, y).double()
         torch.testing.assert_close(found, exact, rtol=torch.finfo(dtype).eps, atol=1e-4)
