@@ -12,7 +12,9 @@
 // says why, where threads wait for what never comes, where a barrier is not there yet or another
 // block not any more, where shared memory is too small, and where an access is not aligned.
 //
-// Not covered: atomics, float16 (in whose place 8-bit floats become bfloat16), what lanes do after
+// Blocks run one after the other, so that an atomic operation is what it would be alone.
+//
+// Not covered: float16 (in whose place 8-bit floats become bfloat16), what lanes do after
 // a divergent exit, fences, and time.
 #include <ucontext.h>
 
@@ -459,6 +461,9 @@ static T __shfl_xor_sync(unsigned, T x, int distance) {
   return other;
 }
 
+static int atomicAdd(int* at, int n) { return std::exchange(*at, *at + n); }
+
+static float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 static float exp2_approx(float x) { return x < -126.0f ? 0.0f : exp2f(x); }
 static float ex2(float x) { return exp2_approx(x); }
 

@@ -1,4 +1,4 @@
-"""CUDA seeds of long rows (softmax, cross_entropy) and of 8-bit weights, run on the CPU."""
+"""CUDA seeds of rows (softmax, cross_entropy, RMS norm) and of 8-bit weights, run on the CPU."""
 
 from types import SimpleNamespace
 
@@ -10,6 +10,7 @@ from seed_cases import SEEDS, arguments, import_seed, worst_share
 
 SOFTMAX = SEEDS / "softmax" / "cuda_packed.py"
 CROSS_ENTROPY = SEEDS / "cross_entropy" / "cuda_packed.py"
+RMS_NORM = SEEDS / "rms_norm_backward" / "cuda_tickets.py"
 INT8 = SEEDS / "int8_linear" / "cuda_slices.py"
 FP8 = SEEDS / "fp8_linear" / "cuda_slices.py"
 # Whether copies happen as late as they may, and whether threads run in reverse.
@@ -198,6 +199,70 @@ def test_cross_entropy_needs_its_waits(line, words, on_cpu, monkeypatch):
     given = s.given(dtype="bfloat16", inputs="normal", M=2, N=words * 8)
     s.leave_out(line, monkeypatch)
     assert s.fails(given)
+
+
+# Rows of 64 threads or more; of shorter ones, a tile has several. Rings of 8 KiB, or of two tiles.
+TICKETS = {"THREADS": 64, "RING_KIB": 8}
+
+
+@pytest.mark.sampled(one_in=8)
+@pytest.mark.parametrize(
+    ("processors", "dtype", "sizes", "case", "tunables", "instance"),
+    [
+        (1, "bfloat16", (37, 1024), {}, {}, "4, 1, 32, 2, 2"),
+        (3, "bfloat16", (31, 1128), {"noncontiguous": True}, {"RING_KIB": 24}, "3, 1, 64, 1, 5"),
+        (2, "float32", (9, 2052), {"offset": 4}, {}, "4, 1, 160, 1, 2"),
+        (2, "float32", (41, 132), {"noncontiguous": True}, {}, "2, 2, 32, 2, 2"),
+        (3, "bfloat16", (300, 24), {}, {"WORDS": 2, "RING_KIB": 12}, "1, 2, 4, 16, 4"),
+        (3, "bfloat16", (130, 64), {"noncontiguous": True}, {}, "1, 4, 8, 8, 2"),
+        (2, "float32", (1, 16), {}, {}, "1, 4, 4, 16, 2"),
+        (1, "float32", (5, 5000), {"inputs": "mixed"}, {"WORDS": 2}, "3, 1, 448, 1, 2"),
+    ],
+)
+def test_tickets_give_rows_to_blocks(processors, dtype, sizes, case, tunables, instance, on_cpu):
+    s = on_cpu(RMS_NORM, processors, **TICKETS | tunables)
+    given = s.given(dtype=dtype, M=sizes[0], N=sizes[1], **{"inputs": "nonfinite", **case})
+    assert max(s.shares(given)) <= 1
+    name = s.seed.TYPES[given["x"].dtype]
+    assert s.instances[:3] == [
+        "zero_counter",
+        f"rows_by_tickets<{name}, {instance}>",
+        f"sum_of_shares<{name}, 4>",
+    ]
+
+
+@pytest.mark.sampled(one_in=3)
+@pytest.mark.parametrize(
+    ("dtype", "sizes", "case", "width"),
+    [
+        ("bfloat16", (19, 1021), {"noncontiguous": True}, 1),
+        ("float32", (23, 512), {"offset": 1}, 1),
+        ("float32", (3, 8196), {}, 4),  # more than 32 KiB
+    ],
+)
+def test_what_tickets_do_not_take_is_read_twice(dtype, sizes, case, width, on_cpu):
+    s = on_cpu(RMS_NORM, 2, **TICKETS)
+    given = s.given(dtype=dtype, inputs="nonfinite", M=sizes[0], N=sizes[1], **case)
+    assert max(s.shares(given)) <= 1
+    name = s.seed.TYPES[given["x"].dtype]
+    assert s.instances[:2] == [f"rows_read_twice<{name}, 256>", f"sum_of_shares<{name}, {width}>"]
+
+
+@pytest.mark.sampled(one_in=3)
+@pytest.mark.parametrize(
+    ("line", "columns"),
+    [
+        ("barrier_wait(&full[place], parity);", 1128),
+        ("__syncthreads();                                  // sums are there", 1128),
+        ("__syncthreads();                                  // all teams' shares", 512),
+    ],
+)
+def test_tickets_need_their_waits(line, columns, on_cpu, monkeypatch):
+    s = on_cpu(RMS_NORM, 2, **TICKETS)
+    given = s.given(dtype="bfloat16", inputs="normal", M=13, N=columns)
+    s.leave_out(line, monkeypatch)
+    assert s.fails(given)
+    assert "rows_by_tickets" in s.instances[1]
 
 
 # -- slices ---------------------------------------------------------------------------------------
