@@ -16,7 +16,7 @@ from kagent.authoring.errors import AuthoringError
 from kagent.authoring.importers.kernelbench import read_problem
 from kagent.authoring.importers.kernelbench_files import problem_files
 from kagent.authoring.new_task import make_task
-from kagent.authoring.tracing.drawing import observed, recorded
+from kagent.authoring.tracing.drawing import drawn_by, observed, recorded
 from kagent.authoring.tracing.operation import make_operation
 from kagent.authoring.tracing.trace import trace
 from kagent.cli.new import made_text
@@ -464,6 +464,23 @@ def test_drawings_are_read_from_values_and_from_code():
     assert [f.drawing.flags for f in flags] == [True, False]
     huge = recorded(lambda: torch.rand(1 << 20, 1 << 20))  # 4 TiB
     assert huge.drawing.words() == "evenly from 0 to 1"
+
+
+def test_examples_may_draw_with_a_generator_of_their_own():
+    def example():
+        g = torch.Generator().manual_seed(0)
+        scaled = 3 * torch.randn(5, 7, generator=g)
+        places = torch.randint(2, 9, (5,), generator=g), torch.randperm(7, generator=g)
+        shifted = torch.empty(4).normal_(1, 2, generator=g)
+        return torch.rand(5, generator=g), scaled, *places, shifted
+
+    drawn = recorded(example)
+    assert drawn[0].drawing.words() == "evenly from 0 to 1"
+    assert drawn[2].drawing.words() == "whole numbers from 2 to 8"
+    scaled, order, shifted = (drawn_by(drawn[i].drawing) for i in (1, 3, 4))
+    assert scaled.shape == (5, 7)
+    assert sorted(order.tolist()) == list(range(7))
+    assert shifted.shape == (4,)
 
 
 def test_a_kernelbench_problem_is_an_operation(tmp_path):

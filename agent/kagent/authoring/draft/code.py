@@ -241,6 +241,8 @@ class CodeWriter:
 
     def _constant(self, node: Node) -> str:
         value = getattr(self._graph, str(node.target))
+        if isinstance(value, torch.Generator):
+            raise AuthoringError("it draws random numbers with a generator: pass the numbers")
         if not isinstance(value, torch.Tensor) or value.numel() > _MOST_CONSTANT:
             shape = list(getattr(value, "shape", []))
             raise AuthoringError(f"it holds a tensor {shape} that is no argument: make it one")

@@ -187,6 +187,7 @@ def recorded(function: Callable[[], object]) -> Any:
             graph = make_fx(tensors, tracing_mode="fake", _allow_non_fake_inputs=True)()
     except Exception:  # noqa: BLE001 - whatever fake tensors cannot do
         return observed(function())
+    _drop_generators(graph)
     (output,) = (n for n in graph.graph.nodes if n.op == "output")
     nodes = iter([_in_the_end(n, output) for n in pytree.tree_leaves(output.args[0])])
     leaves, spec = form
@@ -197,6 +198,22 @@ def recorded(function: Callable[[], object]) -> Any:
         for x in leaves
     ]
     return pytree.tree_unflatten(found, spec)
+
+
+def _drop_generators(graph: GraphModule) -> None:
+    """Let random operations that were given a torch.Generator draw as those without: a task has a
+    generator of its own for each draw.
+    """
+    for node in graph.graph.nodes:
+        if "generator" not in node.kwargs:
+            continue
+        node.kwargs = {k: v for k, v in node.kwargs.items() if k != "generator"}
+        # randn.generator is randn.default with one, randint.low_generator is randint.low.
+        overload = node.target._overloadname.removesuffix("generator").removesuffix("_")  # noqa: SLF001 - torch's own name
+        node.target = getattr(node.target.overloadpacket, overload or "default")
+    for node in list(graph.graph.nodes):
+        if node.op == "get_attr" and not node.users:
+            graph.graph.erase_node(node)
 
 
 def drawn_by(drawing: Drawing) -> torch.Tensor:
