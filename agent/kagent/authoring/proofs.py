@@ -10,7 +10,8 @@ runs in a dispatch mode that knows of tensors only what operations guarantee:
 - limits: what `clamp` cuts off and nothing else reads is cut off again by a narrower `clamp` after
   a multiplication or addition of a number, which keep the order: in floating point, which overflows
   to infinity. Whole numbers and 8-bit floats do not;
-- zeros: what a constant of zeros is made into, while that is 0, and sums with it;
+- zeros: what a constant of zeros is made into, while that is 0, sums with it, and its products, of
+  finite numbers: a state that begins at 0 is multiplied before anything is added;
 - norms of which mean and deviation alone are read, as by a gradient: the result itself, its weight
   and its bias decide neither;
 - numbers that one operation of torch asks for, and that no other one reads, as `one_hot` does to
@@ -199,18 +200,22 @@ class _Prover(Watching):  # type: ignore[no-untyped-call]
         facts = _Facts(_bits(name, args, given, out), *triangle, zero=zero)
         if facts != _NOTHING:
             self._facts[out] = facts
-        if frame is not None and name == "add" and len(args) > 1 and torch.is_tensor(args[1]):
+        if frame is not None and name in ("add", "mul") and torch.is_tensor(args[1]):
             other = omission_at(frame, func, instead("other")).words
-            if given[0].zero and kwargs.get("alpha", 1) == 1:
-                self.proven.setdefault(other, "what is added to it is 0")
-            else:
-                self.open.add(other)
+            self._see_other(other, _reason_of_other(name, given, kwargs, zero=zero))
         reason = _reason(name, args, given, zero=zero)
         if reason and words:
             self.proven.setdefault(words, reason)
         elif words and name not in _CLAMPS:
             self.open.add(words)
         return out
+
+    def _see_other(self, words: str, reason: str) -> None:
+        """Note whether an operation leaves its second operand as it is."""
+        if reason:
+            self.proven.setdefault(words, reason)
+        else:
+            self.open.add(words)
 
     def read(self, values: object) -> None:
         """Note what an operation is given, or the reference returns."""
@@ -321,7 +326,7 @@ def _is_zero(func: Any, args: Sequence[Any], given: Sequence[_Facts], out: torch
         return True
     if name in _FULL:
         return bool(args[_FULL[name]] == 0)
-    known = bool(given) and all(f.zero for f in given)
+    known = bool(given) and (any if name == "mul" else all)(f.zero for f in given)
     return known and not (out.any() or (out.is_floating_point() and out.signbit().any()))
 
 
@@ -344,6 +349,15 @@ def _reason(name: str, args: Sequence[Any], given: Sequence[_Facts], *, zero: bo
     if known is None or (known < number if name == "triu" else known > number):
         return ""
     return f"what it is given is {kind} triangular already: all {_SIDES[kind]} is 0"
+
+
+def _reason_of_other(
+    name: str, given: Sequence[_Facts], kwargs: dict[str, Any], *, zero: bool
+) -> str:
+    """The reason why a sum or product leaves its second operand as it is; empty if unknown."""
+    if name == "mul":
+        return "it is 0, and so is the product" if given[1].zero and zero else ""
+    return "what is added to it is 0" if given[0].zero and kwargs.get("alpha", 1) == 1 else ""
 
 
 def prove_idle(folder: Path) -> list[Proof]:

@@ -63,6 +63,8 @@ def write(folder, drawn, result, dtype, out="float32"):
         ("float32", "(torch.relu(x - 1) - 3).clamp_min(-2)", "torch.relu(x - 1)"),
         ("float32", "torch.maximum(torch.zeros_like(x) * 0.9, x)", "torch.zeros_like(x) * 0.9"),
         ("float32", "torch.maximum(x * 2, x.new_zeros(1).tanh())", "x.new_zeros(1).tanh()"),
+        ("float32", "torch.maximum(x * 2, torch.zeros_like(x) * x)", "torch.zeros_like(x) * x"),
+        ("float32", "torch.maximum(x * 2, x * torch.zeros_like(x))", "x * torch.zeros_like(x)"),
         ("int32", "(x + x.new_full(x.shape, 0)) * 3", "x + x.new_full(x.shape, 0)"),
         ("int32", "(torch.zeros_like(x) + x) * 3", "torch.zeros_like(x) + x"),
         ("int32", "(x - torch.zeros_like(x)) * 3", "x - torch.zeros_like(x)"),
@@ -97,7 +99,8 @@ def test_algebra_shows_that_nothing_changes(tmp_path, dtype, result, operation):
         (BYTES.format("uint8"), "((x >> 4) + 1) & 0x1F", "uint8"),
         (BYTES.format("uint8"), "((x >> 4).add_(240)) & 0xF", "uint8"),
         (BYTES.format("uint8"), "x.repeat(1, 4).view(torch.int32) & 0xFF", "uint8"),
-        (MATRIX, "x + torch.zeros_like(x) * x", "float32"),  # infinities make it NaN
+        (MATRIX, "x + torch.zeros_like(x) / (x - 1)", "float32"),
+        (MATRIX, "x + torch.zeros_like(x) * -x", "float32"),  # -0
         (MATRIX, "x + (torch.zeros_like(x) + (x.shape[0] - 9))", "float32"),
         (MATRIX, "x + (x - x) * 0.9", "float32"),
         (MATRIX, "x if x.max().item() < 2 else x / 2", "float32"),
