@@ -5,6 +5,7 @@ with 63 million weights.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -30,15 +31,15 @@ class KnownResults:
         if written := {storage_of(t) for t in _writes(func, args, kwargs)}:
             self._forget(written)
             return func(*args, **kwargs)
-        leaves, spec = pytree.tree_flatten((list(args), dict(kwargs)))
-        key = (func, str(spec), tuple(map(_key, leaves)))
+        key = (func, _key(list(args)), _key(dict(kwargs)))
         if key in self._known:
             return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, self._known[key][1])
         out = func(*args, **kwargs)
         if not keep or func.is_view or torch.Tag.nondeterministic_seeded in func.tags:
             return out
         made = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
-        held = [t.detach() for t in (*leaves, *made) if isinstance(t, torch.Tensor)]
+        given = pytree.tree_leaves((args, kwargs))
+        held = [t.detach() for t in (*given, *made) if isinstance(t, torch.Tensor)]
         new_bytes = sum(t.nbytes for t in made)
         if self._bytes + new_bytes <= _MOST_BYTES and self._written.isdisjoint(
             map(storage_of, held)
@@ -68,6 +69,10 @@ def _key(value: object) -> object:
     """Key of an argument: of a tensor, the memory and how it lies there. Memory of what is known is
     held, so that no other tensor gets it.
     """
+    if isinstance(value, list | tuple):
+        return type(value), *map(_key, value)
+    if isinstance(value, dict):
+        return dict, *((name, _key(v)) for name, v in value.items())
     if not isinstance(value, torch.Tensor):
         return type(value), repr(value)
     layout = value.storage_offset(), value.shape, value.stride(), value.dtype
@@ -76,7 +81,15 @@ def _key(value: object) -> object:
 
 def _writes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
     """Tensors to whose memory an operation writes."""
-    for i, parameter in enumerate(func._schema.arguments):  # noqa: SLF001 - torch's own way
-        if parameter.alias_info is not None and parameter.alias_info.is_write:
-            value = args[i] if i < len(args) else kwargs.get(parameter.name)
-            yield from (t for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor))
+    for i, name in _written_parameters(func):
+        value = args[i] if i < len(args) else kwargs.get(name)
+        yield from (t for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor))
+
+
+@functools.cache
+def _written_parameters(func: Any) -> tuple[tuple[int, str], ...]:
+    """Places and names of the parameters to whose memory an operation writes."""
+    parameters = enumerate(func._schema.arguments)  # noqa: SLF001 - torch's own way
+    return tuple(
+        (i, p.name) for i, p in parameters if p.alias_info is not None and p.alias_info.is_write
+    )

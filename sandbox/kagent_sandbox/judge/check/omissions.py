@@ -9,13 +9,13 @@ mask, is not given; `is_causal` is not set. What only allocates, converts or mov
 
 from __future__ import annotations
 
-import itertools
+import functools
 import linecache
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -158,11 +158,16 @@ def _stays(func: Any) -> bool:
     return func.is_view or name_of(func) in _STAY
 
 
+@functools.lru_cache(maxsize=16)
+def _positions(code: CodeType) -> tuple[tuple[int | None, ...], ...]:
+    """Lines and columns of all instructions: to look for one would take time with each."""
+    return tuple(code.co_positions())
+
+
 def _place(frame: FrameType) -> tuple[str, int, int, str]:
     """Function, line, column and text of what a frame executes now."""
     code = frame.f_code
-    positions = next(itertools.islice(code.co_positions(), frame.f_lasti // 2, None))
-    line, end_line, column, end_column = positions
+    line, end_line, column, end_column = _positions(code)[frame.f_lasti // 2]
     line, column = line or frame.f_lineno, column or 0
     # Columns count bytes of UTF-8.
     source = linecache.getline(code.co_filename, line).encode()
