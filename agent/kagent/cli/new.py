@@ -56,7 +56,14 @@ def new(
     with status(quiet=json_) as say:
         say(f"reading {file}")
         module = load_module(file)
-        wanted, example = named(module, attribute, file), named(module, inputs, file)
+        wanted = named(module, attribute, file)
+        try:
+            example = named(module, inputs, file)
+        except UserError as e:
+            way = "--inputs NAME takes them from another function or tensor"
+            if hasattr(module, "get_inputs") and hasattr(module, "get_init_inputs"):
+                way = f"for a file in KernelBench's form: kagent import kernelbench {file}"
+            raise UserError(f"{e}. It returns example arguments; {way}") from None
         operation = make_operation(
             wanted,
             example,

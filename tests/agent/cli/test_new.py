@@ -78,6 +78,7 @@ def test_a_folder_that_cannot_be_made_is_refused_before_tracing(
     [
         (("new", "mine.py"), "expected FILE:NAME"),
         (("new", "{file}:third"), "defines no 'third'; there are half, make_inputs"),
+        (("new", "{file}:half", "--inputs", "mine"), "example arguments; --inputs NAME takes them"),
         (("new", "{file}:half", "--vary", "x=B"), "expected ARG:DIM=NAME"),
         (("import", "kernelbench", "{file}"), "defines no 'Model'"),
         (("import", "kernelbench", "{folder}"), "no file there with Model and get_inputs"),

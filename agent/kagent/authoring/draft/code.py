@@ -10,10 +10,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from kagent.authoring.errors import AuthoringError
-from kagent.authoring.tracing.graph import ancestors
+from kagent.authoring.tracing.graph import MOST_CONSTANT, ancestors
 
-_MOST_CONSTANT = 64
-"""Elements of a constant tensor that are written down."""
 _DROPPED = frozenset({"pin_memory", "layout"})
 _SKIPPED = frozenset({"_assert_scalar", "_assert_async", "sym_constrain_range_for_size"})
 _RANDOM = {"rand", "randn", "randint", "randperm", "normal", "uniform_", "normal_", "bernoulli_"}
@@ -243,7 +241,7 @@ class CodeWriter:
         value = getattr(self._graph, str(node.target))
         if isinstance(value, torch.Generator):
             raise AuthoringError("it draws random numbers with a generator: pass the numbers")
-        if not isinstance(value, torch.Tensor) or value.numel() > _MOST_CONSTANT:
+        if not isinstance(value, torch.Tensor) or value.numel() > MOST_CONSTANT:
             shape = list(getattr(value, "shape", []))
             raise AuthoringError(f"it holds a tensor {shape} that is no argument: make it one")
         made = f"dtype={self._dtype(value.dtype)}, device={self._device}"

@@ -71,9 +71,9 @@ def find_rooms(
         if isinstance(cause, TypeError) and "NoneType" in str(cause):  # the size of a symbol
             raise AuthoringError(
                 f"{operation.origin} does not run on symbolic tensors: a size depends on a tensor's"
-                " values, as in x[mask], torch.nonzero, torch.unique and torch.bincount: let "
-                "results have sizes that follow from the arguments', as torch.where(mask, x, 0) "
-                "and index_add_ into zeros do"
+                " values, as in x[mask], torch.where(mask), torch.nonzero, torch.unique and "
+                "torch.bincount: let results have sizes that follow from the arguments', as "
+                "torch.where(mask, x, 0) and index_add_ into zeros do"
             ) from cause
         raise refusal or AuthoringError(BY_VALUE)
 

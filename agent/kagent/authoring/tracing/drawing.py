@@ -12,7 +12,8 @@ from torch._subclasses import FakeTensor
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from kagent.authoring.tracing.graph import ancestors, is_written, quiet
+from kagent.authoring.tracing.devices import OnCPU, on_cpu_without_gpu
+from kagent.authoring.tracing.graph import MOST_CONSTANT, ancestors, is_written, quiet
 
 Kind: TypeAlias = Literal[
     "uniform", "normal", "integers", "chance", "lower", "upper", "counted", "code"
@@ -183,10 +184,11 @@ def recorded(function: Callable[[], object]) -> Any:
         return [x for x in leaves if isinstance(x, torch.Tensor)]
 
     try:
-        with quiet():
+        with quiet(), OnCPU():
             graph = make_fx(tensors, tracing_mode="fake", _allow_non_fake_inputs=True)()
     except Exception:  # noqa: BLE001 - whatever fake tensors cannot do
-        return observed(function())
+        with on_cpu_without_gpu():
+            return observed(function())
     _drop_generators(graph)
     (output,) = (n for n in graph.graph.nodes if n.op == "output")
     nodes = iter([_in_the_end(n, output) for n in pytree.tree_leaves(output.args[0])])
@@ -264,4 +266,6 @@ def _of_node(graph: GraphModule, node: Node) -> Drawing:
             return Drawing("integers", node.args[0], node.args[1])  # type: ignore[arg-type]
     if node.op == "get_attr":  # made before: its values are there
         return _look(getattr(graph, str(node.target)), parameter=False)
-    return Drawing("code", graph=graph, node=node)
+    code = Drawing("code", graph=graph, node=node)
+    held = [getattr(graph, str(n.target)) for n in ancestors(node) if n.op == "get_attr"]
+    return by_values(code) if any(t.numel() > MOST_CONSTANT for t in held) else code

@@ -14,6 +14,9 @@ from torch.fx import Node
 BY_INDEX = frozenset({"index", "embedding", "gather", "index_select", "take_along_dim"})
 """Operations that give an element for each that they read of their first argument, by an index."""
 
+MOST_CONSTANT = 64
+"""Elements of a constant tensor that are written down."""
+
 
 def operation_name(node: Node) -> str:
     """Name of a node's operation of torch, without its overload's; "" if it is none."""

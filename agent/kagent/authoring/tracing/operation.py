@@ -7,10 +7,12 @@ import copy
 import importlib.util
 import inspect
 import keyword
+import operator
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -21,9 +23,12 @@ import torch.utils._pytree as pytree
 from kagent_sandbox.data.plan import ITEMSIZE
 from kagent_sandbox.errors import UserError
 from torch import nn
+from torch._dynamo import OptimizedModule
 from torch._subclasses import FakeTensorMode
 from torch.func import functional_call
+from torch.nn.parameter import is_lazy
 
+from kagent.authoring.tracing.devices import OnCPU, on_cpu_without_gpu
 from kagent.authoring.tracing.drawing import Drawing, Drawn, observed, recorded
 from kagent.authoring.tracing.dropout import LEFT_OUT
 
@@ -97,7 +102,8 @@ def load_module(path: Path) -> ModuleType:
     folder = str(path.parent.resolve())
     sys.path.insert(0, folder)  # as `python FILE` has it
     try:
-        spec.loader.exec_module(module)
+        with on_cpu_without_gpu():
+            spec.loader.exec_module(module)
     except Exception as e:  # whatever a user's file raises becomes one line
         raise UserError(f"{path}: {type(e).__name__}: {_first_line(e)}") from e
     finally:
@@ -106,15 +112,27 @@ def load_module(path: Path) -> ModuleType:
 
 
 def named(module: ModuleType, name: str, path: Path) -> Any:
-    """Find the definition of a name in a file.
+    """Find the definition of a name in a file, or of one with dots, as `RMSNorm.example`.
 
     Raises:
         UserError: It defines no such name.
     """
-    if not hasattr(module, name):
-        known = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-        raise UserError(f"{path}: defines no {name!r}; there are {', '.join(known) or 'none'}")
-    return getattr(module, name)
+    try:
+        return operator.attrgetter(name)(module)
+    except AttributeError:
+        known = [
+            n
+            for n, v in vars(module).items()
+            if callable(v) and not n.startswith("_") and not _imported(v, module)
+        ]
+        text = f"{path}: defines no {name!r}; there are {', '.join(known) or 'none'}"
+        raise UserError(text) from None
+
+
+def _imported(value: object, module: ModuleType) -> bool:
+    """Whether a function or class is another file's."""
+    defined = inspect.isclass(value) or inspect.isroutine(value)
+    return defined and getattr(value, "__module__", None) != module.__name__
 
 
 def make_operation(
@@ -143,11 +161,17 @@ def make_operation(
     Raises:
         UserError: The target or the inputs cannot be used; the text says why.
     """
-    if inspect.isclass(target) and issubclass(target, nn.Module):
+    if inspect.isclass(target):
         target = _instance(target)
-    if not callable(target):
-        raise UserError(f"{target!r} is {type(target).__name__}, expected a function or nn.Module")
+    if isinstance(target, OptimizedModule):
+        target = target._orig_mod  # noqa: SLF001 - torch's own name
     name = identifier(name or _own_name(target), lower=True)
+    if inspect.ismethod(target) and isinstance(target.__self__, nn.Module):
+        target = _Method(target)
+    if isinstance(target, torch.jit.ScriptModule):
+        raise UserError(f"{_own_name(target)} is a scripted module: name the module it is made of")
+    if not callable(target):
+        raise UserError(f"{name} is {type(target).__name__}, expected a function or nn.Module")
     given = _called(inputs) if callable(inputs) else observed(inputs)
     args, kwargs = _split(given)
     names, notes, forms = _argument_names(target, args, kwargs), [], []
@@ -188,6 +212,7 @@ def make_operation(
 
     inputs_count = len(examples)
     if isinstance(target, nn.Module):
+        registered = {path for path, _ in target.named_buffers()}
         target, more = _prepared(target, own=own)
         notes += more
         state = {**dict(target.named_parameters()), **dict(target.named_buffers())}
@@ -203,8 +228,17 @@ def make_operation(
         def call(*tensors: torch.Tensor) -> object:
             a, k = rebuild(tensors[:inputs_count])
             own = zip(dtypes.items(), tensors[inputs_count:], strict=True)
-            values = {path: _as(dtype, t) for (path, dtype), t in own}
-            return functional_call(module, values, tuple(a), k)
+            given = {path: _as(dtype, t) for (path, dtype), t in own}
+            values = dict(given)
+            with _as_before(module):
+                result = functional_call(module, values, tuple(a), k)
+            for path, tensor in given.items():
+                new = values[path]  # where the module put another tensor in a buffer's place
+                if new is tensor or new is None or path not in registered or tensor.requires_grad:
+                    continue
+                if new.shape == tensor.shape:
+                    tensor.copy_(new)
+            return result
 
     else:
 
@@ -212,12 +246,24 @@ def make_operation(
             a, k = rebuild(tensors)
             return target(*a, **k)
 
+    if not examples:
+        kinds = dict.fromkeys(type(leaf).__name__ for leaf in pytree.tree_leaves((args, kwargs)))
+        raise UserError(
+            f"the example's arguments are {', '.join(kinds) or 'none'}, expected a tensor, or a "
+            "tuple, list or dict with tensors (torch.from_numpy makes one of an array)"
+        )
     for example in examples:
         if str(example.dtype).removeprefix("torch.") not in ITEMSIZE:
             known = ", ".join(ITEMSIZE)
             raise UserError(f"{example.name} is {example.dtype}, expected one of {known}")
+
+    def plain_call(*tensors: torch.Tensor) -> object:
+        with _plainly():
+            return call(*tensors)
+
+    text = _summary(target, name)
     operation = Operation(
-        name, _summary(target, name), origin or name, call, tuple(examples), numbers, tuple(notes)
+        name, text, origin or name, plain_call, tuple(examples), numbers, tuple(notes)
     )
     return _gradient(operation) if backward else operation
 
@@ -232,12 +278,47 @@ def _as(dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_complex(tensor) if dtype.is_complex else tensor
 
 
-def _instance(cls: type[nn.Module]) -> nn.Module:
+class _Method(nn.Module):  # its module's parameters are arguments, whose names begin with no more
+    def __init__(self, method: Any) -> None:
+        super().__init__()
+        self._, self.forward = method.__self__, method
+
+
+@contextmanager
+def _plainly() -> Iterator[None]:
+    """Call compiled functions as they were before, on the CPU."""
+    fx = torch._dynamo.config.patch(error_on_nested_fx_trace=False)  # noqa: SLF001
+    with OnCPU(), torch.compiler.set_stance("force_eager"), fx:
+        yield
+
+
+@contextmanager
+def _as_before(module: nn.Module) -> Iterator[None]:
+    """Take back what a call changes in a module, such as a cache that it fills: a task's calls do
+    not depend on earlier ones.
+    """
+    held = [v for m in module.modules() for v in (vars(m), *vars(m).values())]
+    before = [(v, copy.copy(v)) for v in held if isinstance(v, dict | list)]
     try:
-        return cls()
+        yield
+    finally:
+        for value, content in before:
+            value.clear()
+            value.update(content) if isinstance(value, dict) else value.extend(content)
+
+
+def _instance(cls: type) -> object:
+    if not issubclass(cls, nn.Module):
+        raise UserError(
+            f"{cls.__name__} is a class and no nn.Module: name a function, or an instance of it "
+            "that can be called"
+        )
+    try:
+        with on_cpu_without_gpu():
+            return cls()
     except Exception as e:  # noqa: BLE001 - whatever a user's class raises becomes one line
         raise UserError(
-            f"{cls.__name__} cannot be made without arguments{_place(e)} ({type(e).__name__}: "
+            f"{cls.__name__} cannot be made without arguments{place_of(e)} ({type(e).__name__}: "
             f"{_first_line(e)}): name an instance of it, as in `norm = {cls.__name__}(...)`, that "
             "can be made on a CPU"
         ) from None
@@ -253,12 +334,12 @@ def _called(inputs: Callable[..., object]) -> Any:
         return recorded(inputs)
     except Exception as e:  # noqa: BLE001 - whatever a user's function raises becomes one line
         raise UserError(
-            f"{_own_name(inputs)}(){_place(e)} raised {type(e).__name__}: {_first_line(e)}. It is "
-            "called without arguments, maybe without a GPU, and returns the example's arguments"
+            f"{_own_name(inputs)}(){place_of(e)} raised {type(e).__name__}: {_first_line(e)}. It "
+            "is called without arguments, maybe without a GPU, and returns the example's arguments"
         ) from None
 
 
-def _place(error: BaseException) -> str:
+def place_of(error: BaseException) -> str:
     """Place in a user's file where it was raised: ` (norm.py, line 7)`; "" if nowhere there."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if (m := _module_of(f.filename)) and m.startswith("kagent_source_")]
@@ -343,6 +424,12 @@ def _summary(target: object, name: str) -> str:
 
 def _prepared(module: nn.Module, *, own: bool) -> tuple[nn.Module, list[str]]:
     """A module, or a copy, whose results depend on its arguments alone, and what was changed."""
+    lazy = [path for path, p in module.named_parameters() if is_lazy(p)]
+    if lazy:
+        raise UserError(
+            f"{lazy[0]} has no size before the module's first call: call the module once in the "
+            "file, and name that instance"
+        )
     tensors = [*module.parameters(), *module.buffers()]  # shared: they may take gigabytes
     module = module if own else copy.deepcopy(module, {id(t): t for t in tensors})
     notes = []
@@ -366,7 +453,7 @@ def _prepared(module: nn.Module, *, own: bool) -> tuple[nn.Module, list[str]]:
             notes.append(f"{path or 'it'}: {LEFT_OUT}")
         if isinstance(each, nn.RNNBase | nn.MultiheadAttention) and each.training and each.dropout:
             each.dropout = 0.0
-            notes.append(f"{path}: {LEFT_OUT}")
+            notes.append(f"{path or 'it'}: {LEFT_OUT}")
     return module, notes
 
 

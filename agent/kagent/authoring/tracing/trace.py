@@ -21,13 +21,15 @@ import torch
 import torch.utils._pytree as pytree
 from kagent_sandbox.data.formula import evaluate
 from sympy.printing.precedence import precedence
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
-from torch._subclasses import FakeTensorMode
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
 )
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
@@ -45,7 +47,7 @@ from kagent.authoring.errors import AuthoringError
 from kagent.authoring.tracing.dropout import LEFT_OUT, WithoutDropout
 from kagent.authoring.tracing.graph import BY_INDEX, is_written, quiet
 from kagent.authoring.tracing.list_writes import CountedListWrites, lists_written
-from kagent.authoring.tracing.operation import Operation
+from kagent.authoring.tracing.operation import Operation, place_of
 from kagent.authoring.tracing.recurrent import OneOperation, unrolled_never
 
 Axis = tuple[int, int]
@@ -272,15 +274,19 @@ def trace(
         results, written[:] = run(operation, tensors)
         return tuple(results)
 
+    def record(*, pre_dispatch: bool) -> GraphModule:
+        found: GraphModule = make_fx(
+            call, tracing_mode="symbolic", pre_dispatch=pre_dispatch, _allow_non_fake_inputs=True
+        )(*fakes)
+        return found
+
     backward = operation.name.endswith("_backward")
     try:
         with torch.no_grad(), unrolled_never(), quiet():
-            graph = make_fx(
-                call,
-                tracing_mode="symbolic",
-                pre_dispatch=not backward,  # operations as they were written
-                _allow_non_fake_inputs=True,
-            )(*fakes)
+            graph = record(pre_dispatch=not backward)  # operations as they were written
+            if not backward and _hides_values(graph):
+                graph = record(pre_dispatch=False)
+        _require_no_earlier_call(operation, graph)
         with WithoutDropout() as dropout:
             products, elements = _costs(operation, mode, fakes)
     except AuthoringError:
@@ -299,11 +305,31 @@ def trace(
                 "it makes a sparse tensor, which a task cannot have: compute with its indices and "
                 f"values, each a dense tensor ({text})"
             )
-        raise AuthoringError(f"{operation.origin} does not run on symbolic tensors: {text}") from e
-    notes = list(dict.fromkeys([*([LEFT_OUT] if dropout.found else []), *_cleaned(graph)]))
+        raise AuthoringError(
+            f"{operation.origin} does not run on symbolic tensors{place_of(e)}: {text}"
+        ) from e
+    left_out = [*([LEFT_OUT] if dropout.found else []), *_without_autocast(graph)]
+    notes = list(dict.fromkeys([*left_out, *_cleaned(graph)]))
     return _described(
         operation, graph, env, fakes, tuple(written), products, elements, names or {}, notes
     )
+
+
+def _hides_values(graph: GraphModule) -> bool:
+    """Whether a graph takes what it computes for constants, as it does inside of torch.func.vmap
+    and grad where operations are recorded as they were written.
+    """
+    nodes = (n for n in graph.graph.nodes if n.op == "get_attr" and n.users)
+    constants = (getattr(graph, str(n.target)) for n in nodes)
+    return any(isinstance(c, FakeTensor) or is_functorch_wrapped_tensor(c) for c in constants)
+
+
+def _require_no_earlier_call(operation: Operation, graph: GraphModule) -> None:
+    if _hides_values(graph):
+        raise AuthoringError(
+            f"{operation.origin} goes on with what an earlier call of it kept, such as a cache: "
+            "let it take that as an argument, and return or write it"
+        )
 
 
 def run(
@@ -326,9 +352,11 @@ def run(
     results = [torch.view_as_real(x) if x.is_complex() else x for x in results]
     if not results and not written:
         kind = "None" if value is None else type(value).__name__
+        made = ". If it makes the module: name what it gives, as in `m = make()`"
         raise AuthoringError(
             f"it returns no tensor, and writes none of its arguments: it gives {kind}, where a "
             "tensor was expected, or a tuple, list, dict or dataclass of tensors"
+            f"{made if isinstance(value, torch.nn.Module) else ''}"
         )
     return results, written
 
@@ -339,6 +367,8 @@ def _tensors_in(value: object) -> list[torch.Tensor]:
     for leaf in pytree.tree_leaves(value):
         if isinstance(leaf, torch.Tensor):
             found.append(leaf)
+        elif isinstance(leaf, Mapping):  # a class of its own, which torch does not know
+            found += _tensors_in(dict(leaf))
         elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
             for each in dataclasses.fields(leaf):
                 found += _tensors_in(getattr(leaf, each.name))
@@ -393,6 +423,30 @@ def _costs(operation: Operation, mode: FakeTensorMode, fakes: Sequence[Any]) -> 
     with torch.no_grad(), enable_python_dispatcher(), mode, costs, layers:
         operation.call(*fakes)
     return costs.products + layers.products, costs.elements + layers.elements
+
+
+def _without_autocast(graph: GraphModule) -> list[str]:
+    """Take out autocast where it is off, as around what is computed in float32. Returns a note on
+    one that may be off for lack of a GPU.
+
+    Raises:
+        AuthoringError: It is on.
+    """
+    notes = []
+    for node in reversed(graph.graph.nodes):
+        if node.target is _exit_autocast:
+            graph.graph.erase_node(node)
+        if node.target is _enter_autocast:
+            device, _, enabled, _ = node.args
+            if enabled:
+                raise AuthoringError(
+                    "it turns autocast on, whose dtypes depend on the device and on torch: cast "
+                    "the tensors in the code, as by x.to(torch.bfloat16)"
+                )
+            if device != "cpu" and not torch.cuda.is_available():
+                notes.append(f"autocast on {device} is off on this machine: nothing is cast by it")
+            graph.graph.erase_node(node)
+    return notes
 
 
 def _cleaned(graph: GraphModule) -> list[str]:
