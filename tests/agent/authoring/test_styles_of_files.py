@@ -115,6 +115,22 @@ def test_a_buffer_that_a_module_replaces_is_written_and_what_it_keeps_else_is_no
     assert "last" not in written(found)
 
 
+class Steps(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("steps", torch.tensor(3))
+
+    def forward(self, x):
+        self.steps += 1
+        return x / self.steps
+
+
+def test_a_counter_that_a_call_writes_is_drawn_from_more_numbers_than_the_examples():
+    found = next(find_rooms(make_operation(Steps(), X))).trace
+    words = [e.drawing.words() for e in found.operation.examples]
+    assert words[1] == "whole numbers from 3 to 102"
+
+
 class Appends(nn.Module):
     def __init__(self):
         super().__init__()
@@ -241,6 +257,16 @@ def test_names_of_a_file_may_have_dots_and_those_of_other_files_are_not_told(tmp
     operation = make_operation(module.Act, module.Act.example)
     with pytest.raises(AuthoringError, match=r"symbolic tensors \(act.py, line 8\): a and b must"):
         trace(operation, every_axis(operation))
+
+
+def test_long_words_of_an_error_are_cut():
+    def example():
+        raise ValueError("no GPU " * 100)
+
+    with pytest.raises(
+        UserError, match=r"ValueError: (no GPU )+.{0,9} \[...\]. It is called without"
+    ):
+        make_operation(torch.tanh, example)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,8 @@ LEAST_SIZE = 8
 """Smaller dimensions stay as in the example: channels, kernels' widths, pairs."""
 MANY_ARGUMENTS = 12
 """Number of tensors above which the sizes of a module's parameters stay as in the example."""
+COUNTED = 100
+"""Numbers that a counter is drawn from which a call writes."""
 CHECK_ELEMENTS, CHECK_WORK = 6e4, 2e7
 """Elements and operations of a check case, about: a case takes milliseconds on a CPU."""
 FIXED_TIMES, MOST_FIXED_WORK = 16, 2.5e8
@@ -247,6 +249,10 @@ def _drawable(room: Room) -> Room:
     small = shrunk(room, CHECK_ELEMENTS, CHECK_WORK)
     tried = [room.least, small, room.changed(small, prime) or small]
     for i in found.used:
+        drawing = examples[i].drawing
+        if i in found.written and drawing.kind == "integers" and drawing.b == drawing.a + 1:
+            # One number counts calls: another must be read.
+            examples[i] = replace(examples[i], drawing=replace(drawing, b=drawing.a + COUNTED))
         varies = any(isinstance(size, str) for size in found.shapes[i])
         if examples[i].drawing.kind != "code" or not varies:
             continue

@@ -160,7 +160,8 @@ def _structure(tensor: torch.Tensor) -> Drawing | None:
     if tensor.numel() > 2 and tensor.dtype != torch.bool and tensor.numel() == tensor.shape[-1]:
         flat = tensor.flatten().double()
         step = float(flat[1] - flat[0])
-        if step and bool((flat == flat[0] + step * torch.arange(len(flat))).all()):
+        places = torch.arange(len(flat), device=flat.device)
+        if step and bool((flat == flat[0] + step * places).all()):
             return Drawing("counted", float(flat[0]), step)
     return None
 

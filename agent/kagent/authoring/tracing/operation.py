@@ -36,6 +36,8 @@ _TAKEN = frozenset({"case", "generator", "device", "dtype", "torch", "aten", "ma
 """Names with a meaning of their own in a reference.py that is written."""
 _IN_PARTS = "complex numbers are real ones there, with a last dimension of 2 (view_as_real)"
 _LEAST_NAME = 2
+_MOST_WORDS = 200
+"""Characters of what an error says that are told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -505,4 +507,5 @@ def _gradient(forward: Operation) -> Operation:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [""])[0]
+    line = (str(error).strip().splitlines() or [""])[0]
+    return line if len(line) <= _MOST_WORDS else f"{line[:_MOST_WORDS]} [...]"
