@@ -136,6 +136,21 @@ def test_a_recurrent_layer_is_one_operation_of_any_number_of_steps(layer, name, 
     assert evaluate(found.products, {"B": 3, "M": 5}) == counter.get_total_flops()
 
 
+@pytest.mark.parametrize(
+    "layer", [nn.GRU(8, 16), nn.LSTM(8, 16, 2, bias=False), nn.LSTM(8, 16, proj_size=9)]
+)
+def test_the_weights_of_a_small_recurrent_layer_have_sizes_that_go_together(layer):
+    found = next(find_rooms(make_operation(layer, torch.randn(12, 10, 8)))).trace
+    assert found.dims == {"B": 12, "M": 10}
+
+    def gru(x, h, *weights):
+        return torch.gru(x, h, weights, False, 1, 0.0, False, False, False)
+
+    inputs = torch.randn(12, 10, 8), torch.randn(1, 10, 16), torch.randn(48, 8), torch.randn(48, 16)
+    shapes = next(find_rooms(make_operation(gru, inputs))).trace.shapes
+    assert shapes[2:] == (("3 * N", "K"), ("3 * N", "N"))
+
+
 def test_tensors_of_a_list_have_equal_dimensions_where_their_shapes_are_equal():
     def stacked(x, caches):
         return [x + c.sum(0) for c in caches]

@@ -10,31 +10,64 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-_LAYERS = ("gru", "lstm", "rnn_tanh", "rnn_relu")
-"""torch's names of the operations."""
+_GATES = {"gru": 3, "lstm": 4, "rnn_tanh": 1, "rnn_relu": 1}
+"""torch's names of the operations, and how many times a state's width their weights have."""
 
 
-def _results(input: torch.Tensor, hx: Any, *rest: Any) -> tuple[torch.Tensor, ...]:  # noqa: A002
+def _results(
+    gates: int,
+    input: torch.Tensor,  # noqa: A002
+    hx: Any,
+    weights: Sequence[torch.Tensor],
+    *rest: Any,
+) -> tuple[torch.Tensor, ...]:
     """Results without values: of each step, and the states after the last."""
     states = hx if isinstance(hx, list | tuple) else [hx]
-    both = 2 if rest[-2] else 1  # directions
+    layers, both = rest[1], 2 if rest[-2] else 1  # directions
+    _require_sizes(gates, input, states, weights, layers, both)
     steps = input.new_empty((*input.shape[:-1], both * states[0].shape[-1]))
     return (steps, *(s.new_empty(s.shape) for s in states))
+
+
+def _require_sizes(
+    gates: int,
+    input: torch.Tensor,  # noqa: A002
+    states: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor],
+    layers: int,
+    both: int,
+) -> None:
+    """Demand of the weights' sizes what torch does when it runs the steps."""
+    out, cell = states[0].shape[-1], states[-1].shape[-1]
+    count = len(weights) // (layers * both)
+    for i in range(0, len(weights), count):
+        from_input, from_state, *others = weights[i : i + count]
+        width = input.shape[-1] if i < count * both else both * out
+        pairs = [(from_input.shape[1], width), (from_state.shape[1], out)]
+        pairs += [(w.shape[0], gates * cell) for w in (from_input, from_state)]
+        for other in others:
+            if other.dim() == 1:
+                pairs.append((other.shape[0], gates * cell))
+            else:  # an LSTM's projection
+                pairs += [(other.shape[0], out), (other.shape[1], cell)]
+        for size, needed in pairs:
+            torch._check(size == needed)  # type: ignore[no-untyped-call] # noqa: SLF001
 
 
 @contextmanager
 def unrolled_never() -> Iterator[None]:
     """Let make_fx see the layers as operations."""
-    found = [getattr(torch.ops.aten, name).input for name in _LAYERS]
+    found = [getattr(torch.ops.aten, name).input for name in _GATES]
     before = [dict(op.py_kernels) for op in found]
     try:
-        for op in found:
-            op.py_kernels.update(dict.fromkeys(op.py_kernels, _results))
+        for op, gates in zip(found, _GATES.values(), strict=True):
+            op.py_kernels.update(dict.fromkeys(op.py_kernels, partial(_results, gates)))
             op._dispatch_cache.clear()  # noqa: SLF001 - torch's own way
         yield
     finally:
@@ -60,10 +93,12 @@ class OneOperation(TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         """Run another function, or give the results of a layer."""
-        layer = getattr(func, "__name__", "") in _LAYERS
-        if not layer or kwargs or not isinstance(args[2], list | tuple):  # or packed sequences
+        name = getattr(func, "__name__", "")
+        if (
+            name not in _GATES or kwargs or not isinstance(args[2], list | tuple)
+        ):  # or packed sequences
             return func(*args, **(kwargs or {}))
-        results = _results(*args)
+        results = _results(_GATES[name], *args)
         calls = math.prod(args[0].shape[:-1])
         weights = [w for w in args[2] if w.dim() == 2]
         self.products = self.products + 2 * calls * sum(w.numel() for w in weights)
