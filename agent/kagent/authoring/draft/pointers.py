@@ -260,6 +260,14 @@ def _places(draft: TaskDraft, i: int) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def is_place(draft: TaskDraft, i: int) -> bool:
+    """Whether an operation may read or write at an index that comes from the i-th tensor."""
+    nodes = draft.trace.graph.graph.nodes
+    given = [n for n in nodes if n.op == "placeholder"][i]
+    by_index = (n for n in nodes if operation_name(n) in _INDEXED | _WRITTEN_AT)
+    return any(given in ancestors(each) for n in by_index for each in n.all_input_nodes[1:])
+
+
 def _pointed_into(node: Node, place: Node) -> list[tuple[Node, int]]:
     """Tensors that an operation reads or writes at an index of some numbers, and the dimension."""
     name, args = operation_name(node), node.args
