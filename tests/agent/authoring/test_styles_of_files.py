@@ -5,6 +5,7 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 import torch
+import triton
 from kagent.authoring.draft.rooms import find_rooms
 from kagent.authoring.errors import AuthoringError
 from kagent.authoring.tracing.drawing import drawn_by, recorded
@@ -87,7 +88,9 @@ def test_compiled_code_is_taken_as_it_was_before():
     operation = make_operation(torch.compile(Affine()), X)
     assert [e.name for e in operation.examples] == ["x", "linear_weight", "linear_bias"]
     assert operation.name == "affine"
-    assert traced(HoldsCompiled(), X).results[0].shape == ("M", "N")
+    found = traced(HoldsCompiled(), X)
+    assert found.results[0].shape == ("M", "N")
+    assert found.operation.examples[1].name == "inner_linear_weight"
     with pytest.raises(UserError, match="is a scripted module: name the module it is made of"):
         make_operation(torch.jit.script(Affine()), X)
 
@@ -204,6 +207,38 @@ def test_autocast_that_is_off_is_nothing_and_else_is_refused():
         AuthoringError, match=r"turns autocast on, .*: cast the tensors in the code"
     ):
         traced(on, X)
+
+
+@triton.jit
+def nothing(x):
+    pass
+
+
+def calls_triton(x):
+    nothing[(1,)](x)
+    return x * 2
+
+
+def test_a_triton_kernel_is_refused_in_words():
+    with pytest.raises(
+        AuthoringError, match=r"it calls a Triton kernel, .*: write what the kernel"
+    ):
+        traced(calls_triton, X)
+
+
+@torch.library.custom_op("styles::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+twice.register_fake(torch.empty_like)
+
+
+def test_operations_that_torch_has_not_and_those_of_functions_are_refused():
+    with pytest.raises(AuthoringError, match="calls styles::twice, an operation that torch has"):
+        written(traced(lambda x: twice(x).relu(), X))
+    with pytest.raises(AuthoringError, match="it calls cond, which takes functions: write what"):
+        traced(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), X)
 
 
 class Output(OrderedDict):

@@ -12,6 +12,8 @@ from torch.fx import GraphModule, Node
 from kagent.authoring.errors import AuthoringError
 from kagent.authoring.tracing.graph import MOST_CONSTANT, ancestors
 
+_KNOWN = frozenset({"aten", "prims", "quantized", "mkldnn"})
+"""Namespaces of operations that each process with torch has."""
 _DROPPED = frozenset({"pin_memory", "layout"})
 _SKIPPED = frozenset({"_assert_scalar", "_assert_async", "sym_constrain_range_for_size"})
 _RANDOM = {"rand", "randn", "randint", "randperm", "normal", "uniform_", "normal_", "bernoulli_"}
@@ -182,6 +184,11 @@ class CodeWriter:
                 for text, argument in zip(args, node.args, strict=True)
             ]
             function = "aten.where.self"
+        if target.namespace not in _KNOWN:
+            raise AuthoringError(
+                f"it calls {target.namespace}::{name}, an operation that torch has not by itself: "
+                "call the function that it runs, which torch.library.custom_op takes"
+            )
         if target.namespace != "aten":
             function = f"torch.ops.{target.namespace}.{name}.{target._overloadname}"  # noqa: SLF001
         if name in _RANDOM:
@@ -243,7 +250,10 @@ class CodeWriter:
             raise AuthoringError("it draws random numbers with a generator: pass the numbers")
         if not isinstance(value, torch.Tensor) or value.numel() > MOST_CONSTANT:
             shape = list(getattr(value, "shape", []))
-            raise AuthoringError(f"it holds a tensor {shape} that is no argument: make it one")
+            raise AuthoringError(
+                f"it holds a tensor {shape} that is no argument: make it one, or a parameter or "
+                "buffer of the module (nn.ModuleList holds modules, a plain list does not)"
+            )
         made = f"dtype={self._dtype(value.dtype)}, device={self._device}"
         return f"torch.tensor({_numbers(value.tolist())}, {made})"
 

@@ -219,7 +219,8 @@ def make_operation(
         notes += more
         state = {**dict(target.named_parameters()), **dict(target.named_buffers())}
         for path, tensor in state.items():
-            label = _unique(identifier(path.replace(".", "_")), taken)
+            own_path = path.replace("_orig_mod.", "")  # of a compiled module
+            label = _unique(identifier(own_path.replace(".", "_")), taken)
             seen = observed(tensor.detach(), parameter=True)
             assert isinstance(seen, Drawn)
             shape, dtype = in_parts(seen.shape, seen.dtype)

@@ -12,8 +12,10 @@ import itertools
 import math
 import operator
 import re
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import sympy
@@ -300,6 +302,16 @@ def trace(
                 f"{e.func} gives tensors whose sizes depend on a tensor's values: write what it "
                 "computes with operations whose results have sizes of their arguments'"
             )
+        elif (function := re.search(r"HigherOrderOperator (\w+)", text)) is not None:
+            text = (
+                f"it calls {function[1]}, which takes functions: write what it computes with other "
+                "operations of torch"
+            )
+        elif _in_triton(e):
+            text = (
+                "it calls a Triton kernel, which needs numbers on a GPU: write what the kernel "
+                "computes with operations of torch, which are what others are compared with"
+            )
         elif "sparse" in text.lower() or "compressed tensor" in text:
             text = (
                 "it makes a sparse tensor, which a task cannot have: compute with its indices and "
@@ -315,13 +327,20 @@ def trace(
     )
 
 
+def _in_triton(error: BaseException) -> bool:
+    """Whether Triton raised an error."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return any("/triton/" in Path(f.filename).as_posix() for f in frames)
+
+
 def _hides_values(graph: GraphModule) -> bool:
     """Whether a graph takes what it computes for constants, as it does inside of torch.func.vmap
     and grad where operations are recorded as they were written.
     """
     nodes = (n for n in graph.graph.nodes if n.op == "get_attr" and n.users)
-    constants = (getattr(graph, str(n.target)) for n in nodes)
-    return any(isinstance(c, FakeTensor) or is_functorch_wrapped_tensor(c) for c in constants)
+    constants = [getattr(graph, str(n.target)) for n in nodes]
+    tensors = (c for c in constants if isinstance(c, torch.Tensor))
+    return any(isinstance(t, FakeTensor) or is_functorch_wrapped_tensor(t) for t in tensors)
 
 
 def _require_no_earlier_call(operation: Operation, graph: GraphModule) -> None:
