@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 import triton
+from kagent.authoring.draft.draft import DraftKind, TaskDraft
+from kagent.authoring.draft.inputs import draw_example
 from kagent.authoring.draft.rooms import find_rooms
 from kagent.authoring.errors import AuthoringError
 from kagent.authoring.tracing.drawing import drawn_by, recorded
@@ -134,7 +136,10 @@ class Steps(nn.Module):
 def test_a_counter_that_a_call_writes_is_drawn_from_more_numbers_than_the_examples():
     found = next(find_rooms(make_operation(Steps(), X))).trace
     words = [e.drawing.words() for e in found.operation.examples]
-    assert words[1:] == ["whole numbers from 3 to 102", "whole numbers from 0 to 0"]
+    assert words[1:] == ["whole numbers from 3 to 102", "whole numbers from 0 to 23"]
+    draft = TaskDraft(found, DraftKind((), ()), DraftKind((), ()))
+    places = [int(draw_example(draft, 2, {"M": 9, "N": 16})) for _ in range(20)]
+    assert max(places) < 9
 
 
 class Appends(nn.Module):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import torch
+from kagent_sandbox.data.formula import evaluate
 from torch.fx import GraphModule, Node
 
 from kagent.authoring.draft.draft import TaskDraft
@@ -258,6 +259,15 @@ def _places(draft: TaskDraft, i: int) -> list[str]:
         for table, axis in _pointed_into(node, place):
             found.append(draft.trace.text(table.meta["val"].shape[axis]))
     return list(dict.fromkeys(found))
+
+
+def count_places(draft: TaskDraft, i: int) -> int | None:
+    """Number of the places that the one number of the i-th tensor may point to, in the example;
+    None if it is not one number, or points into nothing or to several sizes.
+    """
+    sizes = {int(evaluate(text, draft.trace.dims)) for text in _places(draft, i)}
+    single = math.prod(draft.trace.operation.examples[i].shape) == 1
+    return sizes.pop() if single and len(sizes) == 1 else None
 
 
 def is_place(draft: TaskDraft, i: int) -> bool:

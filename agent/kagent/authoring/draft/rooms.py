@@ -12,7 +12,7 @@ from kagent_sandbox.errors import UserError
 
 from kagent.authoring.draft.draft import DraftKind, TaskDraft
 from kagent.authoring.draft.inputs import constraints_of_draws, draw_example
-from kagent.authoring.draft.pointers import is_place, with_pointers
+from kagent.authoring.draft.pointers import count_places, is_place, with_pointers
 from kagent.authoring.draft.reference import require_writable
 from kagent.authoring.errors import AuthoringError
 from kagent.authoring.tracing.drawing import by_values
@@ -251,8 +251,10 @@ def _drawable(room: Room) -> Room:
     for i in found.used:
         drawing = examples[i].drawing
         counter = i in found.written and drawing.kind == "integers" and drawing.b == drawing.a + 1
-        if counter and not is_place(draft, i):  # a kernel has to read it
-            examples[i] = replace(examples[i], drawing=replace(drawing, b=drawing.a + COUNTED))
+        if counter:  # a kernel has to read it
+            end = count_places(draft, i) if is_place(draft, i) else drawing.a + COUNTED
+            if end is not None and end > drawing.b:
+                examples[i] = replace(examples[i], drawing=replace(drawing, b=end))
         varies = any(isinstance(size, str) for size in found.shapes[i])
         if examples[i].drawing.kind != "code" or not varies:
             continue
