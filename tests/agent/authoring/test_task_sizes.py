@@ -602,3 +602,12 @@ def test_a_dimension_in_which_no_case_can_be_computed_stays_as_in_the_example():
     assert 1024 not in room.trace.dims.values()
     with pytest.raises(AuthoringError, match=r"out of .*: --vary ARG:DIM=NAME \(x:0=B\)$"):
         make_draft(next(find_rooms(operation, {("x", 0): "B"})))
+
+
+def test_heads_that_share_keys_have_as_many_keys_as_values():
+    def attention(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    found = traced(attention, *(torch.randn(1, h, 24, 16) for h in (8, 2, 2)))
+    assert found.shapes[1] == found.shapes[2]
+    assert found.work(found.dims) == 4 * 8 * 24 * 24 * 16

@@ -410,7 +410,9 @@ class _Costs(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Run the operation, and count its results."""
         out = func(*args, **(kwargs or {}))
-        count = flop_registry.get(func.overloadpacket)
+        # Attention on a CPU is an operation of its own, of which torch counts nothing.
+        name = func.overloadpacket.__name__.replace("_for_cpu", "")
+        count = flop_registry.get(getattr(torch.ops.aten, name, func.overloadpacket))
         if count is not None:
             self.products = self.products + count(*args, **(kwargs or {}), out_val=out)
         elif not (func.is_view or func.overloadpacket.__name__ in _NO_WORK):
