@@ -611,3 +611,10 @@ def test_heads_that_share_keys_have_as_many_keys_as_values():
     found = traced(attention, *(torch.randn(1, h, 24, 16) for h in (8, 2, 2)))
     assert found.shapes[1] == found.shapes[2]
     assert found.work(found.dims) == 4 * 8 * 24 * 24 * 16
+
+
+def test_vectors_of_one_row_have_no_case_of_rows_of_all_kinds():
+    operation = make_operation(torch.outer, (torch.rand(32), torch.rand(16)))
+    draft = make_draft(next(find_rooms(operation)))
+    every = (*draft.cpu.check, *draft.gpu.check)
+    assert all(max(c.sizes.values()) > 64 for c in every if c.inputs == "mixed")

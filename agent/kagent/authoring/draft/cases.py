@@ -20,7 +20,7 @@ from kagent.authoring.draft.draft import (
     case_dtype,
     plain,
 )
-from kagent.authoring.draft.inputs import bounds_of_draws, constraints_of_draws
+from kagent.authoring.draft.inputs import PART, bounds_of_draws, constraints_of_draws
 from kagent.authoring.draft.pointers import has_computed_places, rounded_index
 from kagent.authoring.draft.rooms import CHECK_ELEMENTS, CHECK_WORK, LEAST_SIZE, bare, shrunk
 from kagent.authoring.draft.trial import Trials, Tried, accepted, written
@@ -332,7 +332,7 @@ def _check_plans(room: Room, draft: TaskDraft, small: Sizes, dtype: str) -> Iter
     above = room.changed(small, above_power) or small
     yield DraftCase(small, dtype)
     if _is_large(room.trace, small):
-        if draft.rows:
+        if draft.rows and _mixes(draft, small):
             yield DraftCase(small, dtype, inputs="mixed", noncontiguous=True, words="mixed")
         yield DraftCase(dict(room.least), dtype, words="least")
         return
@@ -347,8 +347,10 @@ def _check_plans(room: Room, draft: TaskDraft, small: Sizes, dtype: str) -> Iter
     if draft.rows:
         for scale in _SCALES:
             yield DraftCase(primes, dtype, scale=scale, words="large" if scale > 1 else "tiny")
-        yield DraftCase(small, dtype, inputs="mixed", words="mixed")
-        yield DraftCase(above, dtype, inputs="mixed", noncontiguous=True, words="mixed_padded")
+        if _mixes(draft, small):
+            yield DraftCase(small, dtype, inputs="mixed", words="mixed")
+        if _mixes(draft, above):
+            yield DraftCase(above, dtype, inputs="mixed", noncontiguous=True, words="mixed_padded")
         for kind in draft.rows if _has_rows(draft, below) else ():
             if kind in ("constant", "spiked"):
                 yield DraftCase(below, dtype, inputs=kind, words=kind)
@@ -363,12 +365,22 @@ def _has_rows(draft: TaskDraft, sizes: Sizes) -> bool:
     return any(found.sizes(s, sizes)[-1] > 1 for e, s in shapes if e in draft.varied)
 
 
+def _mixes(draft: TaskDraft, sizes: Sizes) -> bool:
+    """Whether a tensor has several rows: one alone may be as the example draws it."""
+    found = draft.trace
+    every = zip(found.operation.examples, found.shapes, strict=True)
+    shapes = [found.sizes(s, sizes) for e, s in every if e in draft.varied]
+    if all(len(s) == 1 for s in shapes):
+        return any(s[0] > PART for s in shapes)
+    return any(math.prod(s[:-1]) > 1 for s in shapes if len(s) > 1)
+
+
 def _large_plans(room: Room, draft: TaskDraft, dtype: str) -> Iterator[DraftCase]:
     large = shrunk(room, LARGE_ELEMENTS, LARGE_WORK)
     yield DraftCase(large, dtype, words="large_sizes")
     odd = room.changed(large, prime)
     if odd is not None:
-        inputs = "mixed" if draft.rows else "normal"
+        inputs = "mixed" if draft.rows and _mixes(draft, odd) else "normal"
         yield DraftCase(odd, dtype, inputs=inputs, words="large_prime")
 
 
