@@ -410,3 +410,15 @@ def test_float32_cases_of_a_16_bit_example_have_a_tolerance_of_their_own(tmp_pat
     assert (there.k, there.floor) == (3.0, 2.0)
     assert here.floor > 2.5
     assert task.calibration.kinds["cpu"].results["y"].why.startswith("kagent new: ")
+
+
+def test_a_result_of_8_bits_may_follow_a_convolution():
+    taps = torch.tensor([0.05, 0.25, 0.4, 0.25, 0.05])
+
+    def smoothed(x):
+        y = F.conv1d(x[:, None], taps[None, None], padding=2)[:, 0]
+        return (y / y.abs().amax(-1, keepdim=True) * 448).to(torch.float8_e4m3fn)
+
+    operation = make_operation(smoothed, torch.randn(64, 256))
+    draft = make_draft(next(find_rooms(operation)))
+    assert draft.gpu.check
