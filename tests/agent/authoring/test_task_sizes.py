@@ -10,6 +10,7 @@ import torch
 from kagent.authoring import new_task
 from kagent.authoring.draft import cases
 from kagent.authoring.draft.cases import make_draft
+from kagent.authoring.draft.pointers import with_offsets
 from kagent.authoring.draft.reference import reference_py
 from kagent.authoring.draft.rooms import bare, find_rooms
 from kagent.authoring.draft.toml import task_toml
@@ -618,3 +619,14 @@ def test_vectors_of_one_row_have_no_case_of_rows_of_all_kinds():
     draft = make_draft(next(find_rooms(operation)))
     every = (*draft.cpu.check, *draft.gpu.check)
     assert all(max(c.sizes.values()) > 64 for c in every if c.inputs == "mixed")
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_few_numbers_from_0_to_a_size_are_offsets(recorded):
+    def example():
+        return torch.randn(128), torch.tensor([0, 17, 47, 52, 92, 128])
+
+    operation = make_operation(sums_of_segments, example if recorded else example())
+    draft = bare(next(find_rooms(operation)).trace)
+    offsets = draft.trace.operation.examples if recorded else with_offsets(draft)
+    assert "parts of any length begin, from 0 to 128" in offsets[1].drawing.words()

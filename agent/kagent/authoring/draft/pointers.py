@@ -29,6 +29,8 @@ _COPIES = frozenset({"clone", "to", "_to_copy", "contiguous", "reshape", "repeat
 """Operations beside views that keep numbers."""
 _LEAST = 8
 """Elements and sizes below which numbers are alike by chance."""
+_FEWEST = 3
+"""Numbers that are offsets, where they rise from 0 to the size of another tensor."""
 _BY_CHANCE = math.log(0.003)
 """Logarithm of the probability with which independent numbers may be distinct."""
 
@@ -158,7 +160,9 @@ def with_offsets(draft: TaskDraft) -> tuple[Example, ...] | None:
         example = examples[i]
         a, b = example.drawing.a, int(example.drawing.b)
         numbers = example.drawing.kind == "integers" and not isinstance(example.drawing, Pointing)
-        if numbers and a == 0 and _is_vector(example) and size_of(draft, example, b - 1):
+        few = example.drawing.least_step is not None and example.drawing.least_step >= 0
+        vector = _is_vector(example, least=_FEWEST if few else _LEAST)
+        if numbers and a == 0 and vector and size_of(draft, example, b - 1):
             empty = example.drawing.least_step == 0 or example.shape[0] > b
             order: Order = "sorted" if empty else "rising"
             examples[i] = replace(example, drawing=Pointing("integers", 0, b, order=order))
@@ -331,7 +335,7 @@ def _end(draft: TaskDraft, example: Example, drawing: Pointing) -> tuple[str, bo
 
 def _pointing(draft: TaskDraft, i: int) -> Pointing | None:
     example = draft.trace.operation.examples[i]
-    if not _is_vector(example):
+    if not _is_vector(example, _FEWEST):
         return None
     values = _values(example.drawing, example.shape[0])
     if values is None or tuple(values.shape) != example.shape:
@@ -346,15 +350,16 @@ def _pointing(draft: TaskDraft, i: int) -> Pointing | None:
             ends = size_of(draft, example, last + int(steps[0]))
         order: Order = "rising" if int(steps.min()) > 0 else "sorted"
         return Pointing("integers", 0, last + 1, order=order, even=even) if ends else None
-    if example.drawing.kind == "code" and (_permuted(example.drawing, values) or _distinct(values)):
+    distinct = example.drawing.kind == "code" and _is_vector(example)
+    if distinct and (_permuted(example.drawing, values) or _distinct(values)):
         return Pointing("integers", int(values.min()), int(values.max()) + 1)
     return None
 
 
-def _is_vector(example: Example) -> bool:
+def _is_vector(example: Example, least: int = _LEAST) -> bool:
     dtype = example.dtype
     whole = not dtype.is_floating_point and not dtype.is_complex and dtype != torch.bool
-    return whole and len(example.shape) == 1 and example.shape[0] >= _LEAST
+    return whole and len(example.shape) == 1 and example.shape[0] >= least
 
 
 def _permuted(drawing: Drawing, values: torch.Tensor) -> bool:
