@@ -422,3 +422,16 @@ def test_a_result_of_8_bits_may_follow_a_convolution():
     operation = make_operation(smoothed, torch.randn(64, 256))
     draft = make_draft(next(find_rooms(operation)))
     assert draft.gpu.check
+
+
+def test_what_does_not_run_in_float64_is_said():
+    def product(a, b, scale):
+        return torch._scaled_mm(a, b.t(), scale, scale, out_dtype=torch.bfloat16)
+
+    def inputs():
+        a, b = (torch.randn(n, 64).to(torch.float8_e4m3fn) for n in (32, 48))
+        return a, b, torch.ones(())
+
+    operation = make_operation(product, inputs)
+    with pytest.raises(AuthoringError, match="it does not run in float64, as the reference does"):
+        make_draft(next(find_rooms(operation)))

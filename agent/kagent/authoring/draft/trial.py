@@ -288,7 +288,13 @@ class Trials:
     def _tried(self, case: Case, seed: int, timed: bool) -> Tried:
         sampler, task = self._sampler, self._task
         inputs = sampler.fresh(case, seed)
-        expected = sampler.expected(inputs)
+        try:
+            expected = sampler.expected(inputs)
+        except TaskError as e:
+            if not self._runs(inputs):
+                raise
+            text = "it does not run in float64, as the reference does: write it with what does"
+            raise TaskError(f"{text}: {e}") from (e.__cause__ or e)
         outputs, seconds = sampler.call("eager", inputs), 0.0
         if timed:
             outputs, seconds = self._timed(lambda: sampler.call("eager", inputs))
@@ -367,6 +373,14 @@ class Trials:
             return ""
         name = max(coarser, key=numerics.epsilon)
         return f": it computes in {name} on the way: let it return that, or take it"
+
+    def _runs(self, inputs: InputSet) -> bool:
+        """Whether `eager` takes them."""
+        try:
+            self._sampler.call("eager", inputs)
+        except TaskError:
+            return False
+        return True
 
     def _off_in_tf32(self, inputs: InputSet, outputs: Sequence[torch.Tensor]) -> str:
         """Say why torch is no yardstick on a GPU that uses TF32; "" if it is one."""
