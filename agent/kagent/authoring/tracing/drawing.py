@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -21,6 +22,24 @@ Kind: TypeAlias = Literal[
 _CONVERSIONS = frozenset(
     {torch.ops.aten._to_copy.default, torch.ops.aten.clone.default, torch.ops.aten.view.default}  # noqa: SLF001 - torch's own name
 )
+_FILLED = {
+    torch.ops.aten.zeros.default: 0.0,
+    torch.ops.aten.zeros_like.default: 0.0,
+    torch.ops.aten.ones.default: 1.0,
+    torch.ops.aten.ones_like.default: 1.0,
+    torch.ops.aten.full.default: None,
+    torch.ops.aten.full_like.default: None,
+}
+"""Operations that make all elements one number: which, or None where it is their second argument.
+"""
+_UNSET = frozenset({torch.ops.aten.empty.memory_format, torch.ops.aten.empty_like.default})
+"""Operations that leave all elements as memory has them: results that a call is to write."""
+_LIKE = {
+    torch.ops.aten.rand_like.default: torch.ops.aten.rand.default,
+    torch.ops.aten.randn_like.default: torch.ops.aten.randn.default,
+    torch.ops.aten.randint_like.default: torch.ops.aten.randint.default,
+    torch.ops.aten.randint_like.low_dtype: torch.ops.aten.randint.low,
+}
 _MOST_LOOKED_AT = 1 << 20
 """Elements of a tensor that are looked at."""
 _UNIFORM_SPREAD = 0.3
@@ -96,9 +115,11 @@ def observed(value: object, *, parameter: bool = False) -> Any:
 
     Args:
         value: A tensor, or tuples, lists and dicts of tensors and others.
-        parameter: Whether they belong to a module. Parameters that are all the same, such as a
-            bias of zeros, are drawn around their value: else nothing shows that a kernel reads
-            them.
+        parameter: Whether they belong to a module.
+
+    Numbers that are all the same, such as a bias of zeros, are drawn around their value: else
+    nothing shows that a kernel reads them. Arguments of zeros get no numbers below 0, and matrices
+    of ones, which may be masks, stay.
     """
 
     def look(leaf: object) -> object:
@@ -131,10 +152,7 @@ def _look(tensor: torch.Tensor, *, parameter: bool) -> Drawing:
         return Drawing.normal(0.0, 1.0)
     low, high = float(wide.min()), float(wide.max())
     if low == high:
-        if not parameter:
-            return Drawing("uniform", _short(low), _short(high))
-        around = 0.5 * abs(low) or 0.1
-        return Drawing("uniform", _short(low - around), _short(low + around))
+        return _around(low, tensor.dim(), parameter=parameter)
     if bool(((wide == 0) | (wide == 1)).all()):
         return Drawing("chance", round(float(wide.mean()), 3))
     mean, deviation = float(wide.mean()), float(wide.std(correction=0))
@@ -142,6 +160,15 @@ def _look(tensor: torch.Tensor, *, parameter: bool) -> Drawing:
         return Drawing("uniform", _short(low), _short(high))
     mean = 0.0 if abs(mean) < 4 * deviation / wide.numel() ** 0.5 else mean
     return Drawing.normal(_short(mean), _short(deviation))
+
+
+def _around(value: float, dims: int, *, parameter: bool = False) -> Drawing:
+    """Numbers around the one that a tensor has everywhere."""
+    if value == 1 and dims >= 2 and not parameter:  # may be a mask
+        return Drawing("uniform", 1.0, 1.0)
+    around = 0.5 * abs(value) or 0.1
+    least = value - around if value or parameter else 0.0  # zeros may be sums of squares
+    return Drawing("uniform", _short(least), _short(value + around))
 
 
 def _structure(tensor: torch.Tensor) -> Drawing | None:
@@ -171,15 +198,20 @@ def _short(value: float) -> float:
 
 
 def recorded(function: Callable[[], object]) -> Any:
-    """Call a function without parameters. Its result has a `Drawn` for each tensor.
+    """Call a function without parameters. Its result, a tuple if it yields, has a `Drawn` for each
+    tensor.
 
     The function runs without memory for its tensors: those of a benchmark may take gigabytes. Where
     that cannot be, it runs as it is.
     """
     form: list[Any] = []
 
-    def tensors() -> list[torch.Tensor]:
+    def given() -> object:
         value = function()
+        return tuple(value) if isinstance(value, Iterator) else value
+
+    def tensors() -> list[torch.Tensor]:
+        value = given()
         leaves, spec = pytree.tree_flatten(value)
         form[:] = [leaves, spec]
         return [x for x in leaves if isinstance(x, torch.Tensor)]
@@ -189,8 +221,9 @@ def recorded(function: Callable[[], object]) -> Any:
             graph = make_fx(tensors, tracing_mode="fake", _allow_non_fake_inputs=True)()
     except Exception:  # noqa: BLE001 - whatever fake tensors cannot do
         with on_cpu_without_gpu():
-            return observed(function())
+            return observed(given())
     _drop_generators(graph)
+    _drop_likes(graph)
     (output,) = (n for n in graph.graph.nodes if n.op == "output")
     nodes = iter([_in_the_end(n, output) for n in pytree.tree_leaves(output.args[0])])
     leaves, spec = form
@@ -217,6 +250,17 @@ def _drop_generators(graph: GraphModule) -> None:
     for node in list(graph.graph.nodes):
         if node.op == "get_attr" and not node.users:
             graph.graph.erase_node(node)
+
+
+def _drop_likes(graph: GraphModule) -> None:
+    """Let `rand_like` and its kin, which take no generator, be those that are given a shape."""
+    for node in graph.graph.nodes:
+        if node.target not in _LIKE:
+            continue
+        value = node.meta["val"]
+        node.target = _LIKE[node.target]
+        node.args = (*node.args[1:], list(value.shape))
+        node.kwargs = {"dtype": value.dtype}
 
 
 def drawn_by(drawing: Drawing) -> torch.Tensor:
@@ -265,8 +309,28 @@ def _of_node(graph: GraphModule, node: Node) -> Drawing:
             return Drawing("integers", 0, node.args[0])  # type: ignore[arg-type]
         if node.target is aten.randint.low:
             return Drawing("integers", node.args[0], node.args[1])  # type: ignore[arg-type]
-    if node.op == "get_attr":  # made before: its values are there
-        return _look(getattr(graph, str(node.target)), parameter=False)
-    code = Drawing("code", graph=graph, node=node)
+    if node.target in _UNSET and not is_written(node):
+        wide = node.meta["val"].is_floating_point()
+        return Drawing.normal(0.0, 1.0) if wide else Drawing("integers", 0, 1)
+    same = _value_everywhere(node)
+    if same is not None:
+        return _around(same, node.meta["val"].dim())
+    drawing = Drawing("code", graph=graph, node=node)
     held = [getattr(graph, str(n.target)) for n in ancestors(node) if n.op == "get_attr"]
-    return by_values(code) if any(t.numel() > MOST_CONSTANT for t in held) else code
+    number = node.meta["val"].is_floating_point() and node.meta["val"].numel() == 1
+    # Made before, or of numbers of Python or numpy: one alone, or too many to write down.
+    if node.op == "get_attr" or (held and number) or any(t.numel() > MOST_CONSTANT for t in held):
+        return by_values(drawing)
+    return drawing
+
+
+def _value_everywhere(node: Node) -> float | None:
+    """The number that `torch.zeros` and its kin make all of a tensor of floating-point numbers."""
+    made = node
+    while made.target in _CONVERSIONS:
+        made = made.args[0]  # type: ignore[assignment]
+    if made.target not in _FILLED or is_written(made) or not node.meta["val"].is_floating_point():
+        return None
+    value = _FILLED[made.target]
+    value = made.args[1] if value is None else value  # type: ignore[assignment]
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
