@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,7 +55,8 @@ def new(
         require_folder(to)
     axes = parse_vary(vary or [])
     file = Path(path).expanduser()
-    with status(quiet=json_) as say:
+    # What the file prints must not be part of the outcome.
+    with status(quiet=json_) as say, contextlib.redirect_stdout(sys.stderr):
         say(f"reading {file}")
         module = load_module(file)
         wanted = named(module, attribute, file)

@@ -251,3 +251,13 @@ def test_a_task_of_one_size_says_why(tmp_path, monkeypatch, capsys, name, expect
     ended = run(monkeypatch, capsys, "new", *words)
     assert ended.code == 0, ended.err
     assert expected in " ".join(ended.out.split())
+
+
+def test_a_missing_example_is_said_and_what_a_file_prints_is_no_outcome(
+    file, tmp_path, monkeypatch, capsys
+):
+    file.write_text("print('read')\n\ndef half(x):\n    return x / 2\n")
+    ended = run(monkeypatch, capsys, "new", f"{file}:half", "--to", tmp_path / "t", "--json")
+    assert ended.code == 2
+    assert "defines no 'make_inputs'; there are half. It returns example arguments" in ended.err
+    assert "read" not in ended.out

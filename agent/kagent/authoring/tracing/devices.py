@@ -24,7 +24,7 @@ class OnCPU(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Call a function of torch with the CPU for a GPU."""
-        if func is torch.Tensor.cuda:
+        if func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
             return args[0]
         given = {k: _cpu_for_gpu(v) for k, v in (kwargs or {}).items()}
         return func(*map(_cpu_for_gpu, args), **given)

@@ -6,13 +6,14 @@ import builtins
 import copy
 import importlib.util
 import inspect
+import io
 import keyword
 import operator
 import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -23,11 +24,13 @@ import torch.utils._pytree as pytree
 from kagent_sandbox.data.plan import ITEMSIZE
 from kagent_sandbox.errors import UserError
 from torch import nn
-from torch._dynamo import OptimizedModule
+from torch._dynamo import config as dynamo_config
+from torch._dynamo.eval_frame import OptimizedModule
 from torch._subclasses import FakeTensorMode
 from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
+from kagent.authoring.tracing.autocast import autocast_kept, autocast_refused
 from kagent.authoring.tracing.devices import OnCPU, on_cpu_without_gpu
 from kagent.authoring.tracing.drawing import Drawing, Drawn, observed, recorded
 from kagent.authoring.tracing.dropout import LEFT_OUT
@@ -95,21 +98,31 @@ def load_module(path: Path) -> ModuleType:
         raise UserError(f"{path}: a folder, where a Python file was expected")
     if not path.is_file():
         raise UserError(f"{path}: no such file: expected a Python file")
-    name = f"kagent_source_{path.stem}"
+    folder = path.parent.resolve()
+    package: list[str] = []  # which its relative imports are of
+    root = folder
+    while (root / "__init__.py").is_file():
+        package.insert(0, root.name)
+        root = root.parent
+    name = ".".join([*package, f"kagent_source_{path.stem}"])
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise UserError(f"{path}: not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    folder = str(path.parent.resolve())
-    sys.path.insert(0, folder)  # as `python FILE` has it
+    places = list(dict.fromkeys([str(folder), str(root)]))
+    sys.path[:0] = places  # as `python FILE` has it
     try:
-        with on_cpu_without_gpu():
+        with on_cpu_without_gpu(), autocast_kept():
             spec.loader.exec_module(module)
-    except Exception as e:  # whatever a user's file raises becomes one line
+    except ModuleNotFoundError as e:
+        text = f"install {e.name} for {sys.executable}, or import it where it is needed alone"
+        raise UserError(f"{path}: {type(e).__name__}: {_first_line(e)}: {text}") from e
+    except (Exception, SystemExit) as e:  # whatever a user's file raises becomes one line
         raise UserError(f"{path}: {type(e).__name__}: {_first_line(e)}") from e
     finally:
-        sys.path.remove(folder)
+        for place in places:
+            sys.path.remove(place)
     return module
 
 
@@ -174,6 +187,9 @@ def make_operation(
         raise UserError(f"{_own_name(target)} is a scripted module: name the module it is made of")
     if not callable(target):
         raise UserError(f"{name} is {type(target).__name__}, expected a function or nn.Module")
+    code = inspect.unwrap(target)
+    if inspect.iscoroutinefunction(code) or inspect.isgeneratorfunction(code):
+        raise UserError(f"{name} is async or yields, expected a function that returns its results")
     given = _called(inputs) if callable(inputs) else observed(inputs)
     args, kwargs = _split(given)
     names, notes, forms = _argument_names(target, args, kwargs), [], []
@@ -289,9 +305,16 @@ class _Method(nn.Module):  # its module's parameters are arguments, whose names 
 
 @contextmanager
 def _plainly() -> Iterator[None]:
-    """Call compiled functions as they were before, on the CPU."""
-    fx = torch._dynamo.config.patch(error_on_nested_fx_trace=False)  # noqa: SLF001
-    with OnCPU(), torch.compiler.set_stance("force_eager"), fx:
+    """Call functions as they are written: compiled ones as they were before, on the CPU, and with
+    nothing printed, as they are called a hundred times.
+    """
+    with (
+        OnCPU(),
+        autocast_refused(),
+        torch.compiler.set_stance("force_eager"),
+        dynamo_config.patch(error_on_nested_fx_trace=False),  # type: ignore[no-untyped-call, unused-ignore]
+        redirect_stdout(io.StringIO()),
+    ):
         yield
 
 
@@ -335,7 +358,7 @@ def _called(inputs: Callable[..., object]) -> Any:
     """
     try:
         return recorded(inputs)
-    except Exception as e:  # noqa: BLE001 - whatever a user's function raises becomes one line
+    except (Exception, SystemExit) as e:  # noqa: BLE001 - whatever a user's function raises
         raise UserError(
             f"{_own_name(inputs)}(){place_of(e)} raised {type(e).__name__}: {_first_line(e)}. It "
             "is called without arguments, maybe without a GPU, and returns the example's arguments"
@@ -345,7 +368,7 @@ def _called(inputs: Callable[..., object]) -> Any:
 def place_of(error: BaseException) -> str:
     """Place in a user's file where it was raised: ` (norm.py, line 7)`; "" if nowhere there."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if (m := _module_of(f.filename)) and m.startswith("kagent_source_")]
+    own = [f for f in frames if "kagent_source_" in (_module_of(f.filename) or "")]
     return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
 
 
@@ -373,6 +396,9 @@ def _argument_names(target: Any, args: Sequence[object], kwargs: Mapping[str, ob
         UserError: The target does not take so many.
     """
     function = target.forward if isinstance(target, nn.Module) else target
+    if isinstance(function, torch.jit.ScriptFunction):
+        schema: Any = function.schema
+        return [a.name for a in schema.arguments][: len(args)] + list(kwargs)
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # of C

@@ -294,37 +294,53 @@ def trace(
     except AuthoringError:
         raise
     except Exception as e:
-        text = " ".join(str(e).split())[:200]
-        if isinstance(e, GuardOnDataDependentSymNode | DataDependentOutputException):
-            text = BY_VALUE
-        elif isinstance(e, DynamicOutputShapeException):
-            text = (
-                f"{e.func} gives tensors whose sizes depend on a tensor's values: write what it "
-                "computes with operations whose results have sizes of their arguments'"
-            )
-        elif (function := re.search(r"HigherOrderOperator (\w+)", text)) is not None:
-            text = (
-                f"it calls {function[1]}, which takes functions: write what it computes with other "
-                "operations of torch"
-            )
-        elif _in_triton(e):
-            text = (
-                "it calls a Triton kernel, which needs numbers on a GPU: write what the kernel "
-                "computes with operations of torch, which are what others are compared with"
-            )
-        elif "sparse" in text.lower() or "compressed tensor" in text:
-            text = (
-                "it makes a sparse tensor, which a task cannot have: compute with its indices and "
-                f"values, each a dense tensor ({text})"
-            )
         raise AuthoringError(
-            f"{operation.origin} does not run on symbolic tensors{place_of(e)}: {text}"
+            f"{operation.origin} does not run on symbolic tensors{place_of(e)}: {_words(e)}"
         ) from e
-    left_out = [*([LEFT_OUT] if dropout.found else []), *_without_autocast(graph)]
-    notes = list(dict.fromkeys([*left_out, *_cleaned(graph)]))
+    notes = list(dict.fromkeys([*([LEFT_OUT] if dropout.found else []), *_cleaned(graph)]))
     return _described(
         operation, graph, env, fakes, tuple(written), products, elements, names or {}, notes
     )
+
+
+def _words(error: Exception) -> str:
+    """Words on why a function does not run on symbolic tensors, and on what to do."""
+    text = " ".join(str(error).split())[:200]
+    if isinstance(error, GuardOnDataDependentSymNode | DataDependentOutputException):
+        return BY_VALUE
+    if isinstance(error, DynamicOutputShapeException):
+        return (
+            f"{error.func} gives tensors whose sizes depend on a tensor's values: write what it "
+            "computes with operations whose results have sizes of their arguments'"
+        )
+    if "sparse" in text.lower() or "compressed tensor" in text:
+        return (
+            "it makes a sparse tensor, which a task cannot have: compute with its indices and "
+            f"values, each a dense tensor ({text})"
+        )
+    if (function := re.search(r"HigherOrderOperator (\w+)", text)) is not None:
+        return (
+            f"it calls {function[1]}, which takes functions: write what it computes with other "
+            "operations of torch"
+        )
+    if _in_triton(error):
+        return (
+            "it calls a Triton kernel, which needs numbers on a GPU: name a function that computes "
+            "the same with operations of torch; the kernel can be a seed (docs/candidates.md)"
+        )
+    if "numpy" in text:
+        return f"it leaves torch: write it with operations of torch ({text})"
+    if "does not require grad" in text:
+        return (
+            "it computes a gradient where gradients are off: let it do so under "
+            "`with torch.enable_grad():`, or name the function itself with --backward"
+        )
+    if isinstance(error, AssertionError):
+        return (
+            f"an assertion failed ({text or 'without words'}): it must hold for the example's "
+            "arguments on a CPU, where tasks are made"
+        )
+    return text
 
 
 def _in_triton(error: BaseException) -> bool:
@@ -446,34 +462,13 @@ def _costs(operation: Operation, mode: FakeTensorMode, fakes: Sequence[Any]) -> 
     return costs.products + layers.products, costs.elements + layers.elements
 
 
-def _without_autocast(graph: GraphModule) -> list[str]:
-    """Take out autocast where it is off, as around what is computed in float32. Returns a note on
-    one that may be off for lack of a GPU.
-
-    Raises:
-        AuthoringError: It is on.
-    """
-    notes = []
-    for node in reversed(graph.graph.nodes):
-        if node.target is _exit_autocast:
-            graph.graph.erase_node(node)
-        if node.target is _enter_autocast:
-            device, _, enabled, _ = node.args
-            if enabled:
-                raise AuthoringError(
-                    "it turns autocast on, whose dtypes depend on the device and on torch: cast "
-                    "the tensors in the code, as by x.to(torch.bfloat16)"
-                )
-            if device != "cpu" and not torch.cuda.is_available():
-                notes.append(f"autocast on {device} is off on this machine: nothing is cast by it")
-            graph.graph.erase_node(node)
-    return notes
-
-
 def _cleaned(graph: GraphModule) -> list[str]:
     """Remove what has no effect on a result. Returns what else was changed."""
     notes = []
     aten = torch.ops.aten
+    for node in reversed(graph.graph.nodes):
+        if node.target in (_exit_autocast, _enter_autocast):  # where it is turned off: it is
+            graph.graph.erase_node(node)
     graph.graph.eliminate_dead_code()
     for node in list(graph.graph.nodes):
         if node.op != "call_function":
@@ -637,6 +632,8 @@ def _described(
         named,
     )
     for shape in (*shapes, *(r.shape for r in results)):
+        if any(re.search(r"\bu\d", s) for s in shape if isinstance(s, str)):  # torch's name
+            raise AuthoringError(f"{operation.origin} does not run on symbolic tensors: {BY_VALUE}")
         try:
             found.sizes(shape, dims)
         except ValueError as e:
