@@ -12,6 +12,7 @@ from kagent.authoring.tracing.operation import load_module, make_operation, name
 from kagent.authoring.tracing.trace import trace
 from kagent_sandbox.errors import UserError
 from torch import nn
+from torch.nn import functional as F
 from traced_functions import every_axis, traced, written
 
 
@@ -133,6 +134,33 @@ def test_scripted_functions_have_names():
     operation = make_operation(scripted, (torch.randn(8, 16), 2.0))
     assert [e.name for e in operation.examples] == ["x"]
     assert operation.numbers == {"scale": 2.0}
+
+
+def test_torch_func_is_recorded():
+    def loss(w, x):
+        return (x @ w).tanh().sum()
+
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))
+    w, x = torch.randn(16), torch.randn(8, 16)
+    found, space = traced(each, w, x), {}
+    assert found.shapes == (("N",), ("M", "N"))
+    exec(written(found), space)
+    named = dict(zip((e.name for e in found.operation.examples), (w, x), strict=True))
+    torch.testing.assert_close(space["eager"](**named), each(w, x))
+
+
+def test_tensors_of_a_dict_have_the_names_of_its_keys():
+    def mlp(params, x):
+        return F.silu(x @ params["up"]) @ params["down"]
+
+    params = {"up": torch.randn(16, 24), "down": torch.randn(24, 8)}
+    operation = make_operation(mlp, (params, torch.randn(4, 16)))
+    assert [e.name for e in operation.examples] == ["params_up", "params_down", "x"]
+
+
+def test_a_method_forward_is_its_module():
+    operation = make_operation(nn.Linear(16, 8).forward, torch.randn(4, 16))
+    assert [e.name for e in operation.examples] == ["input", "weight", "bias"]
 
 
 class Held:

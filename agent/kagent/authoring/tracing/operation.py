@@ -178,6 +178,8 @@ def make_operation(
     """
     if inspect.isclass(target):
         target = _instance(target)
+    if inspect.ismethod(target) and target.__name__ == "forward":
+        target = target.__self__
     if isinstance(target, OptimizedModule):
         target = target._orig_mod  # noqa: SLF001 - torch's own name
     name = identifier(name or _own_name(target), lower=True)
@@ -197,10 +199,12 @@ def make_operation(
     numbers: dict[str, int | float | bool] = {}
     taken = set(_TAKEN)
     for argument_name, value in zip(names, (*args, *kwargs.values()), strict=True):
-        leaves, form = pytree.tree_flatten(value)
+        leaves, form = pytree.tree_flatten_with_path(value)
         places: list[object] = []
-        for i, leaf in enumerate(leaves):
-            label = argument_name if len(leaves) == 1 else f"{argument_name}_{i}"
+        for i, (path, leaf) in enumerate(leaves):
+            keys = [k.key for k in path if isinstance(k, pytree.MappingKey)]
+            label = "_".join([argument_name, *map(str, keys)] if keys else [argument_name, str(i)])
+            label = argument_name if len(leaves) == 1 else label
             if isinstance(leaf, Drawn):
                 label = _unique(identifier(label), taken)
                 several = argument_name if len(leaves) > 1 else ""
