@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
 
 _GPU = re.compile(r"cuda(:\d+)?")
 
@@ -27,6 +28,8 @@ class OnCPU(TorchFunctionMode):
         if func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
             return args[0]
         given = {k: _cpu_for_gpu(v) for k, v in (kwargs or {}).items()}
+        if func in _device_constructors() and given.get("device") is None:
+            given["device"] = torch.device("cpu")  # a file may have set another default
         return func(*map(_cpu_for_gpu, args), **given)
 
 
