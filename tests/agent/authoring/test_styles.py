@@ -133,6 +133,18 @@ def test_decorated_functions_run_as_they_are_written(target, capfd):
     assert capfd.readouterr().out == ""
 
 
+def multiplied(x):
+    try:
+        return x @ x
+    except RuntimeError:
+        return x * x
+
+
+def test_what_a_function_tries_is_not_logged(caplog):
+    assert "aten.mul" in written(traced(multiplied, torch.randn(8, 16)))
+    assert not [r for r in caplog.records if r.levelname == "ERROR"]
+
+
 def test_scripted_functions_have_names():
     operation = make_operation(scripted, (torch.randn(8, 16), 2.0))
     assert [e.name for e in operation.examples] == ["x"]

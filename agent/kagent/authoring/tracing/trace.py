@@ -289,7 +289,7 @@ def trace(
             if not backward and _hides_values(graph):
                 graph = record(pre_dispatch=False)
         _require_no_earlier_call(operation, graph)
-        with WithoutDropout() as dropout:
+        with WithoutDropout() as dropout, quiet():
             products, elements = _costs(operation, mode, fakes)
     except AuthoringError:
         raise
