@@ -1,4 +1,4 @@
-"""Files as their authors write them: examples, functions and decorators in many styles."""
+"""Tasks made of examples, functions and decorators in the styles in which people write them."""
 
 import functools
 import sys
@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 from kagent.authoring.errors import AuthoringError
+from kagent.authoring.tracing.devices import OnCPU
 from kagent.authoring.tracing.drawing import observed, recorded
-from kagent.authoring.tracing.one_device import OneDevice
 from kagent.authoring.tracing.operation import load_module, make_operation, named
 from kagent.authoring.tracing.trace import trace
 from kagent_sandbox.errors import UserError
@@ -89,7 +89,7 @@ def test_a_gpu_that_code_names_is_not_needed():
     operation = make_operation(added_there, on_gpu)
     assert [e.shape for e in operation.examples] == [(8, 16), (16,), (8, 16)]
     assert "cuda" not in written(trace(operation, every_axis(operation)))
-    with torch.device("meta"), OneDevice():  # the default device is another
+    with torch.device("meta"), OnCPU():  # the default device is another
         assert torch.zeros(2).device.type == torch.rand(2, device="cuda").device.type == "cpu"
 
 

@@ -1,4 +1,4 @@
-"""Tasks made of code in the styles in which people write it."""
+"""Tasks made of modules and of what they call, in the styles in which people write them."""
 
 from collections import OrderedDict
 
