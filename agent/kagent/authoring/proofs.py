@@ -12,6 +12,8 @@ runs in a dispatch mode that knows of tensors only what operations guarantee:
   to infinity. Whole numbers and 8-bit floats do not;
 - zeros: what a constant of zeros is made into, while that is 0, sums with it, and its products, of
   finite numbers: a state that begins at 0 is multiplied before anything is added;
+- reads: what is read by products with such zeros alone, or for its shape, decides nothing, nor does
+  what that is made of. Nothing is known of the reads of a reference that writes in place;
 - norms of which mean and deviation alone are read, as by a gradient: the result itself, its weight
   and its bias decide neither;
 - numbers that one operation of torch asks for, and that no other one reads, as `one_hot` does to
@@ -22,6 +24,7 @@ All else is unknown, and what is written in place makes everything unknown.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -42,6 +45,7 @@ from kagent_sandbox.judge.check.omissions import (
     instead,
     name_of,
     omission_at,
+    omissions_of,
 )
 from kagent_sandbox.judge.task_check import TaskCheck, check_kinds
 from torch.utils.weak import WeakIdKeyDictionary
@@ -61,6 +65,11 @@ _ASKED = "_local_scalar_dense"
 _ZEROS = frozenset({"zeros", "zeros_like", "new_zeros"})
 _FULL = {"full": 1, "full_like": 1, "new_full": 2}
 """Operations that fill a new tensor, and the place of the number among their arguments."""
+_SHAPED = frozenset(
+    {"empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like"}
+    | {"new_empty", "new_zeros", "new_ones", "new_full"}
+)
+"""Operations that read a tensor's shape alone."""
 _TRIANGLES = {"triu": "upper", "tril": "lower"}
 _SIDES = {"upper": "below", "lower": "above"}
 _ELEMENTWISE = frozenset({"neg", "mul", "div", "clone", "_to_copy", "detach", "alias"})
@@ -105,6 +114,15 @@ class _Facts:
 
 
 _NOTHING = _Facts()
+
+
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """An operation that ran: numbers of the tensors that it read and made, and its omissions."""
+
+    read: set[int]
+    made: list[int]
+    omissions: list[Omission]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +183,12 @@ class _Prover(Watching):  # type: ignore[no-untyped-call]
         self.open: set[str] = set()  # of the same words, and not proven there
         self._made: Any = WeakIdKeyDictionary()  # of each tensor its operation left out
         self._unread: dict[int, tuple[torch.Tensor, list[str]]] = {}  # of norms, by memory
+        self._numbers: Any = WeakIdKeyDictionary()  # of tensors, in the order in which they came
+        self._next = itertools.count()
+        self._asked: set[int] = set()
+        self._ran: list[_Ran] | None = []  # None once something is written in place
+        self.needed: set[str] = set()  # words of what decides a result, and of what does not
+        self.unneeded: set[str] = set()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -185,9 +209,10 @@ class _Prover(Watching):  # type: ignore[no-untyped-call]
         if frame is not None:
             self._ask(omission_at(frame, func, ZEROS), args, out)
         words = omission_at(frame, func, instead("self")).words if frame is not None else ""
+        self._note(func, args, kwargs, given, out)
         self._cut(name, [*args, *kwargs.values()], out, words)
         if any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments):  # noqa: SLF001 - torch's own way
-            self._facts = WeakIdKeyDictionary()
+            self._facts, self._ran = WeakIdKeyDictionary(), None
             return out
         if not isinstance(out, torch.Tensor):
             return out
@@ -224,6 +249,56 @@ class _Prover(Watching):  # type: ignore[no-untyped-call]
                 self.open.update(self._unread[storage_of(tensor)][1])
             if (made := _found(self._made, tensor)) is not None:
                 self.open.add(made.words)
+
+    def begin(self) -> None:
+        """Forget what was read and written where inputs are drawn."""
+        self._ran, self._asked = [], set()
+
+    def finish(self, results: object) -> None:
+        """Note what the reference returns, and what it computed without need."""
+        self.read(results)
+        returned = (t for t in pytree.tree_leaves(results) if isinstance(t, torch.Tensor))
+        live = self._asked.union(map(self._number, returned))
+        for ran in reversed(self._ran or []):
+            needed = not live.isdisjoint(ran.made)
+            live |= ran.read if needed else set()
+            first = ran.made[0] in live
+            for each in ran.omissions:
+                # All but those that leave out an operand change the first result alone.
+                read = needed if each.how.startswith("no ") else first
+                (self.needed if read else self.unneeded).add(each.words)
+
+    def _note(
+        self,
+        func: Any,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        given: Sequence[_Facts],
+        out: Any,
+    ) -> None:
+        """Note what an operation reads and makes."""
+        if self._ran is None:
+            return
+        name, frame = name_of(func), self.frame()
+        read = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        if name in _SHAPED:
+            read = []
+        elif (
+            name == "mul" and any(f.zero for f in given) and _is_zero(func, args, list(given), out)
+        ):
+            read = [t for t, f in zip(args, given, strict=True) if f.zero]
+        numbers = set(map(self._number, read))
+        made = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
+        if not made:  # Python goes on with a number of it
+            self._asked |= numbers
+            return
+        left_out = [] if frame is None else omissions_of(frame, func, args, kwargs, out)
+        self._ran.append(_Ran(numbers, [*map(self._number, made)], left_out))
+
+    def _number(self, tensor: torch.Tensor) -> int:
+        if tensor not in self._numbers:
+            self._numbers[tensor] = next(self._next)  # of none that is gone
+        return int(self._numbers[tensor])
 
     def _ask(self, here: Omission, args: Sequence[Any], out: Any) -> None:
         """Note where a tensor is made, and that the same call asks for its number."""
@@ -376,14 +451,20 @@ def prove_idle(folder: Path) -> list[Proof]:
     work = [max(task.min_bytes(c), task.flop_count(c)) for c in cases]
     most = max(_MOST_WORK, min(work, default=0))
     proven: dict[str, str] = {}
-    refuted = set[str]()
+    refuted, needed, unneeded = set[str](), set[str](), set[str]()
     for case in (c for c, w in zip(cases, work, strict=True) if w <= most):
         with _Prover(task.folder / "reference.py") as prover:
-            results = sampler.call("reference", sampler.fresh(case, 1))
-        prover.read(results)
+            inputs = sampler.fresh(case, 1)
+            prover.begin()
+            results = sampler.call("reference", inputs)
+        prover.finish(results)
         proven |= prover.proven
         refuted |= prover.open
-    return [Proof(w, r) for w, r in proven.items() if w not in refuted]
+        needed |= prover.needed
+        unneeded |= prover.unneeded
+    proofs = {w: r for w, r in proven.items() if w not in refuted}
+    unread = dict.fromkeys(sorted(unneeded - needed), "no result depends on it")
+    return [Proof(w, r) for w, r in (unread | proofs).items()]
 
 
 def prove_holes(folder: Path, find_checks: Callable[[], Iterable[TaskCheck]]) -> list[Proof]:

@@ -135,6 +135,29 @@ def test_what_values_alone_suggest_is_not_shown(tmp_path, drawn, result, dtype):
     assert prove_idle(tmp_path) == []
 
 
+EARLIER = ["its exp", "+ 1 without its add", "mm (its self", "mm (its mat2"]
+
+
+@pytest.mark.parametrize(
+    ("result", "idle"),
+    [
+        ("torch.zeros_like(x) * {e} + x", ["add (its other", "mul (its self", *EARLIER]),
+        ("torch.zeros_like(x) * {e} + x + {e}", ["add (its other", "mul (its self"]),
+        ("(lambda e: torch.ones_like(e) * x)({e})", EARLIER),
+        ("(lambda e: torch.ones_like(e) * x + e)({e})", []),
+        ("torch.zeros_like(x).add_(1) * {e}", []),  # something is written
+    ],
+)
+def test_what_only_zeros_or_shapes_are_made_of_is_idle(tmp_path, result, idle):
+    write(tmp_path, MATRIX, result.format(e="(x @ x + 1).exp()"), "float32")
+    found = [p.operation for p in prove_idle(tmp_path)]
+    assert len(found) == len(idle)
+    for words in idle:
+        assert any(words in f for f in found)
+    checked = check(load_task(tmp_path), "cpu", torch.device("cpu"))
+    assert all(any(f in h for h in checked.holes) for f in found)
+
+
 NORM = "torch.ops.aten.native_layer_norm(x, [{n}], x[0], x[1], 1e-5)"
 
 

@@ -114,11 +114,9 @@ class OmissionRecorder(Watching):  # type: ignore[no-untyped-call]
         """Run the operation, and note it."""
         kwargs = kwargs or {}
         out = self.known.run(func, args, kwargs, keep=self._keep)
-        first = _first(out)
-        frame = None if first is None or _stays(func) else self.frame()
-        if frame is not None and first is not None:
-            for how in _ways(func, args, kwargs, first):
-                self.found[omission_at(frame, func, how)] = None
+        frame = self.frame()
+        if frame is not None:
+            self.found |= dict.fromkeys(omissions_of(frame, func, args, kwargs, out))
         return out
 
 
@@ -182,6 +180,16 @@ def omission_at(frame: FrameType, func: Any, how: str) -> Omission:
     """Leaving out an operation that a frame executes now."""
     function, line, column, text = _place(frame)
     return Omission(function, line, column, text, name_of(func), how)
+
+
+def omissions_of(
+    frame: FrameType, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
+) -> list[Omission]:
+    """All ways of leaving out an operation that a frame executes now, which gives `out`."""
+    first = None if _stays(func) else _first(out)
+    if first is None:
+        return []
+    return [omission_at(frame, func, how) for how in _ways(func, args, kwargs, first)]
 
 
 def _first(out: Any) -> torch.Tensor | None:
