@@ -37,7 +37,7 @@ from kagent_sandbox.data.task import load_task
 from kagent_sandbox.device.traits import InputPolicy
 from kagent_sandbox.errors import TaskError
 from kagent_sandbox.judge.check.inputs import InputSampler
-from kagent_sandbox.judge.check.known_results import storage_of
+from kagent_sandbox.judge.check.known_results import storage_of, written_parameters
 from kagent_sandbox.judge.check.omissions import (
     ZEROS,
     Omission,
@@ -209,15 +209,20 @@ class _Prover(Watching):  # type: ignore[no-untyped-call]
         if frame is not None:
             self._ask(omission_at(frame, func, ZEROS), args, out)
         words = omission_at(frame, func, instead("self")).words if frame is not None else ""
-        self._note(func, args, kwargs, given, out)
         self._cut(name, [*args, *kwargs.values()], out, words)
-        if any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments):  # noqa: SLF001 - torch's own way
+        if written_parameters(func):
             self._facts, self._ran = WeakIdKeyDictionary(), None
             return out
+        read = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)]
+        zero = isinstance(out, torch.Tensor) and _is_zero(func, args, [*map(self._of, read)], out)
+        if name in _SHAPED:
+            read = []
+        elif zero and name == "mul":
+            read = [t for t in read if self._of(t).zero]
+        omissions = [] if frame is None else omissions_of(frame, func, args, kwargs, out)
+        self._note(read, out, omissions)
         if not isinstance(out, torch.Tensor):
             return out
-        tensors = [self._of(a) for a in pytree.tree_leaves((args, kwargs)) if torch.is_tensor(a)]
-        zero = _is_zero(func, args, tensors, out)
         if not args or not isinstance(args[0], torch.Tensor):
             self._facts[out] = _Facts(zero=zero)
             return out
@@ -225,18 +230,17 @@ class _Prover(Watching):  # type: ignore[no-untyped-call]
         facts = _Facts(_bits(name, args, given, out), *triangle, zero=zero)
         if facts != _NOTHING:
             self._facts[out] = facts
-        if frame is not None and name in ("add", "mul") and torch.is_tensor(args[1]):
+        summed = name in ("add", "mul") and len(args) > 1 and torch.is_tensor(args[1])
+        if frame is not None and summed:
             other = omission_at(frame, func, instead("other")).words
-            self._see_other(other, _reason_of_other(name, given, kwargs, zero=zero))
+            self._see(other, _reason_of_other(name, given, kwargs, zero=zero))
         reason = _reason(name, args, given, zero=zero)
-        if reason and words:
-            self.proven.setdefault(words, reason)
-        elif words and name not in _CLAMPS:
-            self.open.add(words)
+        if words and (reason or name not in _CLAMPS):
+            self._see(words, reason)
         return out
 
-    def _see_other(self, words: str, reason: str) -> None:
-        """Note whether an operation leaves its second operand as it is."""
+    def _see(self, words: str, reason: str) -> None:
+        """Note whether an operation changes nothing there, and why."""
         if reason:
             self.proven.setdefault(words, reason)
         else:
@@ -268,32 +272,14 @@ class _Prover(Watching):  # type: ignore[no-untyped-call]
                 read = needed if each.how.startswith("no ") else first
                 (self.needed if read else self.unneeded).add(each.words)
 
-    def _note(
-        self,
-        func: Any,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        given: Sequence[_Facts],
-        out: Any,
-    ) -> None:
+    def _note(self, read: Iterable[torch.Tensor], out: Any, omissions: list[Omission]) -> None:
         """Note what an operation reads and makes."""
-        if self._ran is None:
-            return
-        name, frame = name_of(func), self.frame()
-        read = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        if name in _SHAPED:
-            read = []
-        elif (
-            name == "mul" and any(f.zero for f in given) and _is_zero(func, args, list(given), out)
-        ):
-            read = [t for t, f in zip(args, given, strict=True) if f.zero]
         numbers = set(map(self._number, read))
-        made = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
+        made = [self._number(t) for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
         if not made:  # Python goes on with a number of it
             self._asked |= numbers
-            return
-        left_out = [] if frame is None else omissions_of(frame, func, args, kwargs, out)
-        self._ran.append(_Ran(numbers, [*map(self._number, made)], left_out))
+        elif self._ran is not None:
+            self._ran.append(_Ran(numbers, made, omissions))
 
     def _number(self, tensor: torch.Tensor) -> int:
         if tensor not in self._numbers:

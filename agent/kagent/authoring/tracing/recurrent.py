@@ -94,9 +94,8 @@ class OneOperation(TorchFunctionMode):
     ) -> Any:
         """Run another function, or give the results of a layer."""
         name = getattr(func, "__name__", "")
-        if (
-            name not in _GATES or kwargs or not isinstance(args[2], list | tuple)
-        ):  # or packed sequences
+        layer = name in _GATES and not kwargs
+        if not layer or not isinstance(args[2], list | tuple):  # of packed sequences
             return func(*args, **(kwargs or {}))
         results = _results(_GATES[name], *args)
         calls = math.prod(args[0].shape[:-1])

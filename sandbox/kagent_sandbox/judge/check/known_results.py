@@ -81,13 +81,13 @@ def _key(value: object) -> object:
 
 def _writes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
     """Tensors to whose memory an operation writes."""
-    for i, name in _written_parameters(func):
+    for i, name in written_parameters(func):
         value = args[i] if i < len(args) else kwargs.get(name)
         yield from (t for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor))
 
 
 @functools.cache
-def _written_parameters(func: Any) -> tuple[tuple[int, str], ...]:
+def written_parameters(func: Any) -> tuple[tuple[int, str], ...]:
     """Places and names of the parameters to whose memory an operation writes."""
     parameters = enumerate(func._schema.arguments)  # noqa: SLF001 - torch's own way
     return tuple(

@@ -114,7 +114,7 @@ class OmissionRecorder(Watching):  # type: ignore[no-untyped-call]
         """Run the operation, and note it."""
         kwargs = kwargs or {}
         out = self.known.run(func, args, kwargs, keep=self._keep)
-        frame = self.frame()
+        frame = None if _stays(func) else self.frame()
         if frame is not None:
             self.found |= dict.fromkeys(omissions_of(frame, func, args, kwargs, out))
         return out
@@ -178,8 +178,7 @@ def _place(frame: FrameType) -> tuple[str, int, int, str]:
 
 def omission_at(frame: FrameType, func: Any, how: str) -> Omission:
     """Leaving out an operation that a frame executes now."""
-    function, line, column, text = _place(frame)
-    return Omission(function, line, column, text, name_of(func), how)
+    return Omission(*_place(frame), name_of(func), how)
 
 
 def omissions_of(
@@ -189,7 +188,8 @@ def omissions_of(
     first = None if _stays(func) else _first(out)
     if first is None:
         return []
-    return [omission_at(frame, func, how) for how in _ways(func, args, kwargs, first)]
+    place = _place(frame)
+    return [Omission(*place, name_of(func), how) for how in _ways(func, args, kwargs, first)]
 
 
 def _first(out: Any) -> torch.Tensor | None:
