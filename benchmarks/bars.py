@@ -1,6 +1,6 @@
 """The best seeds against bars: a copy of the same bytes, torch, cuDNN, FlexAttention, experts.
 
-    python benchmarks/bars.py [--task NAME ...] [--configs K] [--limit-s S] [--out FILE]
+    python benchmarks/bars.py [--task NAME ...] [--configs K] [--rounds R] [--out FILE]
     python benchmarks/bars.py --task NAME --sizes bfloat16,M=2670,N=16168 [--sizes ...]
     python benchmarks/bars.py --task NAME --also FILE[:NAME=VALUE,...] [--also ...]
     python benchmarks/bars.py --read FILE
@@ -72,6 +72,7 @@ BARS = (
     Bar("attention_train", "cuDNN", 0.95, 1.05),
     Bar("linear_cross_entropy", "compile", 1.0, cases="128256", extra_mib=512),
     Bar("linear_cross_entropy", "compile", 1 / 1.15, cases="128256", extra_mib=128),
+    Bar("gelu", COPY, 0.95, 0.98),
     Bar("gelu_backward", COPY, 0.95, 0.98),
     Bar("softmax_backward", COPY, 0.95, 0.98),
     Bar("rms_norm_backward", COPY, 0.95, 0.98),
@@ -267,7 +268,7 @@ class Contenders:
         rounds: dict[str, list[float]] = {n: [] for n in self.works}
         samples: dict[str, list[float]] = {n: [] for n in self.works}
         first = {n: self.clock.median_us([w.work], 3) for n, w in self.works.items()}
-        for i in range(ROUNDS):
+        for i in range(self.options.rounds):
             names = list(self.works)
             for name in names if i % 2 else reversed(names):
                 count = max(2, min(8, round(ROUND_US / first[name])))
@@ -412,6 +413,7 @@ def main() -> None:
     parser.add_argument("--modes", default="compile", help="of torch.compile, with commas")
     parser.add_argument("--without", default="", help="names of seeds to leave out, with commas")
     parser.add_argument("--also", action="append", default=[], help="FILE[:NAME=VALUE,...]")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="more narrow the intervals")
     parser.add_argument("--limit-s", type=float, default=math.inf, help="start no case after that")
     parser.add_argument("--no-do-bench", action="store_true")
     parser.add_argument("--out", type=Path)
