@@ -18,6 +18,7 @@ from .operators.int8_linear import Int8Linear, int8_linear
 from .operators.linear_cross_entropy import FusedLinearCrossEntropyLoss, linear_cross_entropy
 from .operators.rms_norm_backward import RmsNormBackward, rms_norm_backward
 from .operators.softmax import Softmax, softmax
+from .operators.softmax_backward import SoftmaxBackward, softmax_backward
 
 __all__ = [
     "Adamw",
@@ -32,6 +33,7 @@ __all__ = [
     "Int8Linear",
     "RmsNormBackward",
     "Softmax",
+    "SoftmaxBackward",
     "__version__",
     "adamw",
     "adamw_tensors",
@@ -48,4 +50,5 @@ __all__ = [
     "linear_cross_entropy",
     "rms_norm_backward",
     "softmax",
+    "softmax_backward",
 ]

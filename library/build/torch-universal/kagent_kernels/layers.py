@@ -12,6 +12,7 @@ from .operators import int8_linear as _int8_linear
 from .operators import linear_cross_entropy as _linear_cross_entropy
 from .operators import rms_norm_backward as _rms_norm_backward
 from .operators import softmax as _softmax
+from .operators import softmax_backward as _softmax_backward
 
 Adamw = _adamw.LAYERS["Adamw"]
 Attention = _attention.LAYERS["Attention"]
@@ -28,6 +29,7 @@ Int8Linear = _int8_linear.LAYERS["Int8Linear"]
 FusedLinearCrossEntropyLoss = _linear_cross_entropy.LAYERS["FusedLinearCrossEntropyLoss"]
 RmsNormBackward = _rms_norm_backward.LAYERS["RmsNormBackward"]
 Softmax = _softmax.LAYERS["Softmax"]
+SoftmaxBackward = _softmax_backward.LAYERS["SoftmaxBackward"]
 
 __all__ = [
     "Adamw",
@@ -45,4 +47,5 @@ __all__ = [
     "RmsNormBackward",
     "ScaledDotProductAttention",
     "Softmax",
+    "SoftmaxBackward",
 ]

@@ -76,8 +76,11 @@ def _mixed(case: Case, generator: torch.Generator, device: torch.device) -> torc
     rows, columns = int(case.dims["M"]), int(case.dims["N"])
     dtype = getattr(torch, case.dtype)
     limits = torch.finfo(dtype)
-    kinds = KINDS + (NONFINITE if case.inputs == "nonfinite" else ())
-    first = int(torch.randint(len(kinds), (), generator=generator, device=device))
+    first = int(torch.randint(len(KINDS), (), generator=generator, device=device))
+    kinds = KINDS[first:] + KINDS[:first]
+    if case.inputs == "nonfinite":  # one of them at least, in however few rows
+        odd = first % len(NONFINITE)
+        kinds = (NONFINITE[odd], *kinds, *NONFINITE[:odd], *NONFINITE[odd + 1 :])
     order = torch.randperm(rows, generator=generator, device=device)
     x = torch.randn((rows, columns), generator=generator, device=device).mul_(case.scale)
     column = torch.arange(columns, device=device)
@@ -85,8 +88,7 @@ def _mixed(case: Case, generator: torch.Generator, device: torch.device) -> torc
     def whole(most: int, *size: int) -> torch.Tensor:
         return torch.randint(most, size, generator=generator, device=device)
 
-    for i in range(min(rows, len(kinds))):
-        kind = kinds[(first + i) % len(kinds)]
+    for i, kind in enumerate(kinds[:rows]):
         at = order[i :: len(kinds)]
         n = len(at)
         some = x[at]

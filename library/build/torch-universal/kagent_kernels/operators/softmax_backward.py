@@ -1,0 +1,118 @@
+"""Gradient of softmax over the last dimension of a matrix, from its result.
+
+    softmax_backward(grad: Tensor[M, N], y: Tensor[M, N]) -> Tensor[M, N]
+
+Made from the task softmax_backward.
+Forward only: to ask for a gradient is an error. Autocast changes nothing here. What kernels were
+not checked for is computed by the task's own way with torch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from .._about import NAMESPACE
+from .._library import LibraryOperator, plain, wants_gradient, with_autograd
+from . import _softmax_backward_reference as _task
+
+__all__ = ["SoftmaxBackward", "softmax_backward"]
+
+
+def softmax_backward(
+    grad: torch.Tensor,
+    y: torch.Tensor,
+) -> torch.Tensor:
+    """Gradient of softmax over the last dimension of a matrix, from its result.
+
+    Args:
+        grad: [M, N].
+        y: [M, N].
+
+    Returns:
+        dx: [M, N].
+    """
+    ours = plain(grad, y) and (
+        grad.numel() + y.numel() >= _operator.least
+        or wants_gradient(grad, y)
+    )
+    if not ours:
+        return _task.eager(
+            grad=grad,
+            y=y,
+        )
+    return _operator(grad, y)
+
+
+class SoftmaxBackward(nn.Module):
+    """`softmax_backward` as a module, and as a layer for Hugging Face `kernels`."""
+
+    can_torch_compile = True
+    has_backward = False
+
+    def forward(
+        self,
+        grad: torch.Tensor,
+        y: torch.Tensor,
+    ) -> torch.Tensor:
+        """See `softmax_backward`."""
+        return softmax_backward(grad, y)
+
+
+LAYERS: dict[str, type[nn.Module]] = {"SoftmaxBackward": SoftmaxBackward}
+
+
+# -- the operator ----------------------------------------------------------------------------------
+
+
+def _reference(
+    grad: torch.Tensor,
+    y: torch.Tensor,
+) -> object:
+    found = with_autograd(
+        _task.eager,
+        grad=grad,
+        y=y,
+    )
+    dtype = grad.dtype
+    (found,) = found if isinstance(found, tuple) else (found,)
+    return found.to(dtype)
+
+
+def _fake(
+    grad: torch.Tensor,
+    y: torch.Tensor,
+) -> object:
+    dtype = grad.dtype
+    M = grad.shape[0]
+    N = grad.shape[1]
+    return grad.new_empty((M, N), dtype=dtype)
+
+
+def _dims(
+    grad: torch.Tensor,
+    y: torch.Tensor,
+) -> dict[str, int | float | bool] | None:
+    if (grad.dim(), y.dim()) != (2, 2):
+        return None
+    dtype = grad.dtype
+    M = grad.shape[0]
+    N = grad.shape[1]
+    fits = (
+        y.shape[0] == M
+        and y.shape[1] == N
+        and y.dtype == dtype
+    )
+    if not fits:
+        return None
+    return {"M": M, "N": N}
+
+
+_operator = LibraryOperator(
+    "softmax_backward",
+    "(Tensor grad, Tensor y) -> Tensor",
+    namespace=NAMESPACE,
+    reference=_reference,
+    fake=_fake,
+    dims=_dims,
+)
