@@ -67,11 +67,17 @@ def find_task(name_or_path: str | Path, *, calibrated: bool = True) -> Task:
     raise TaskError(f"no task {text!r}: {hint} A folder with a task.toml works by its path.")
 
 
+def ships_with_kagent(task: Task) -> bool:
+    """Whether it is one of kagent's own tasks, not in a folder of the user's."""
+    with contextlib.suppress(MachineError):  # without them a user's own tasks work all the same
+        return task.folder.resolve() == (resource("seeds") / task.name).resolve()
+    return False
+
+
 def command_word(task: Task) -> str:
     """The word by which commands find a task: its name, or the path of a folder of the user's."""
-    with contextlib.suppress(MachineError):  # without them a user's own tasks work all the same
-        if task.folder.resolve() == (resource("seeds") / task.name).resolve():
-            return task.name
+    if ships_with_kagent(task):
+        return task.name
     folder, here = task.folder.resolve(), Path.cwd()
     return shlex.quote(f"./{folder.relative_to(here)}" if here in folder.parents else str(folder))
 

@@ -2,6 +2,7 @@
 
 Bound by memory: a thread issues all its loads before it computes, so that a few warps cover the
 latency. Elements before the end that do not fill a vector are handled one by one by the last block.
+Loads and stores have no hint for the caches: on an H200 "evict first" costs 4 % of large tensors.
 """
 
 import torch
@@ -42,14 +43,14 @@ __global__ void __launch_bounds__(THREADS) gelu_vector(const T* x, T* y, long lo
 #pragma unroll
   for (int i = 0; i < VECTORS; ++i)
     if (first + i * THREADS < whole)
-      raw[i] = __ldcs(reinterpret_cast<const uint4*>(x) + first + i * THREADS);
+      raw[i] = reinterpret_cast<const uint4*>(x)[first + i * THREADS];
 #pragma unroll
   for (int i = 0; i < VECTORS; ++i) {
     Pack& pack = *reinterpret_cast<Pack*>(&raw[i]);
 #pragma unroll
     for (int k = 0; k < WIDTH; ++k) from_float(gelu(to_float(pack.at[k])), pack.at[k]);
     if (first + i * THREADS < whole)
-      __stcs(reinterpret_cast<uint4*>(y) + first + i * THREADS, raw[i]);
+      reinterpret_cast<uint4*>(y)[first + i * THREADS] = raw[i];
   }
 
   const long long rest = whole * WIDTH + threadIdx.x;  // fewer than WIDTH elements

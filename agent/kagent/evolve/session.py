@@ -55,7 +55,7 @@ from kagent.runs.manifest import Manifest, read_manifest
 from kagent.runs.profiles import stored_profiles
 from kagent.runs.store import RunStore
 from kagent.search.tuner import Tuner
-from kagent.tasks import find_task, refusal_of, seeds_of
+from kagent.tasks import find_task, refusal_of, seeds_of, ships_with_kagent
 
 
 @dataclass(frozen=True)
@@ -310,7 +310,8 @@ def new_manifest(
     """Make the manifest of a new run. `environment` is empty until a device is opened for it."""
     return Manifest(
         task=task.name,
-        task_folder=str(task.folder),
+        # A run may be given to others: the folder of kagent's own tasks is each machine's.
+        task_folder=f"seeds/{task.name}" if ships_with_kagent(task) else str(task.folder),
         task_digest=task.digest,
         matrix=task.matrix,
         kind=kind,

@@ -62,7 +62,9 @@ def todays_task(folder: Path, manifest: Manifest) -> Task:
         TaskError: Its files do not make sense.
     """
     runs = folder.resolve().parent
-    places = [Path(manifest.task_folder), runs / manifest.task, runs.parent / manifest.task]
+    made_with = Path(manifest.task_folder)  # relative: it ships with kagent
+    places = [made_with] if made_with.is_absolute() else []
+    places += [runs / manifest.task, runs.parent / manifest.task]
     with contextlib.suppress(MachineError):  # without them a user's own tasks work all the same
         places.append(resource("seeds") / manifest.task)
     changed: Task | None = None

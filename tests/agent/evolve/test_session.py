@@ -3,14 +3,15 @@
 import asyncio
 import os
 import re
+import shutil
 import subprocess
 import sys
 
 import pytest
 from doubling_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel_of_passes
 from kagent.config.settings import load_config
-from kagent.evolve.session import choose_seeds, evolve
-from kagent.evolve.stored_run import setting_of
+from kagent.evolve.session import choose_seeds, evolve, new_manifest
+from kagent.evolve.stored_run import setting_of, todays_task
 from kagent.runs.events import Phase, PhaseBegan, Progress, Raced, Started, Stop
 from kagent.runs.store import RunStore
 from kagent.search.tuner import Tuner
@@ -107,6 +108,29 @@ def test_a_run_of_something_else_is_not_resumed(task, tmp_path, change, words):
         pass
     with pytest.raises(RunError, match=re.escape(words)):
         evolve(str(task), load_config(), lambda e: None, resume=store.folder)
+
+
+def test_a_run_of_an_own_task_names_no_folder_of_the_machine(task, tmp_path):
+    """It may be given to others, who have kagent's tasks elsewhere."""
+
+    def made(of):
+        return new_manifest(of, "cpu", "cpu", load_config(), {})
+
+    assert made(find_task("softmax")).task_folder == "seeds/softmax"
+    assert made(find_task(task)).task_folder == str(task)
+    copy = tmp_path / "softmax"  # a task of the same name that a user has
+    shutil.copytree(find_task("softmax").folder, copy)
+    assert made(find_task(copy)).task_folder == str(copy)
+
+
+def test_the_task_of_a_run_is_kagents_not_one_of_that_name_in_the_current_folder(
+    tmp_path, monkeypatch
+):
+    manifest = new_manifest(find_task("softmax"), "cpu", "cpu", load_config(), {})
+    shutil.copytree(find_task("softmax").folder, tmp_path / "seeds" / "softmax")
+    monkeypatch.chdir(tmp_path)
+    found = todays_task(tmp_path / "runs" / "one", manifest)
+    assert found.folder == find_task("softmax").folder
 
 
 def test_the_agent_does_without_torch():

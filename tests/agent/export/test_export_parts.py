@@ -3,8 +3,10 @@
 import ast
 import io
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from kagent.export.card import ratio
@@ -25,12 +27,14 @@ from kagent.export.record import (
     Timing,
     valid_name,
 )
+from kagent.export.references import shipped_reference
 from kagent.export.regions import regions_of
 from kagent.export.views import certificate_view
 from kagent.resources import resource
+from kagent.tasks import find_task, task_names
 from kagent_sandbox.data.case import Case
 from kagent_sandbox.data.verdict import speed_verdict
-from kagent_sandbox.errors import UserError
+from kagent_sandbox.errors import TaskError, UserError
 from rich.console import Console
 
 ORIGIN = OriginRecord(
@@ -177,6 +181,82 @@ def test_a_file_is_the_same_but_for_its_import():
     """Some characters end a line for `str.splitlines`, and none for Python."""
     with pytest.raises(UserError, match="would be another one"):
         as_shipped('A = "\x0c"\nfrom kagent_sandbox.lang import cpp_kernel\nB = 1\n')
+
+
+@pytest.mark.parametrize("name", task_names())
+def test_a_shipped_reference_has_the_draws_that_it_uses_and_no_others(name):
+    task = find_task(name)
+    text = shipped_reference(task)
+    defined = {n.name for n in ast.parse(text).body if isinstance(n, ast.FunctionDef)}
+    own = ast.parse((task.folder / "reference.py").read_text())
+    added = defined - {n.name for n in own.body if isinstance(n, ast.FunctionDef)}
+    assert added == {
+        alias.name
+        for node in own.body
+        if isinstance(node, ast.ImportFrom) and node.module == "kagent_sandbox.draws"
+        for alias in node.names
+    }  # none of them needs another one
+    imported = [n for n in ast.parse(text).body if isinstance(n, ast.Import | ast.ImportFrom)]
+    assert len({ast.unparse(n).split(" import ")[0] for n in imported}) == len(imported)
+    names = {}
+    exec(text, names)
+    case, cpu = task.cases("cpu").check[0], torch.device("cpu")
+    drawn = names["inputs"](case, torch.Generator().manual_seed(1), cpu)
+    expected = task.reference().inputs(case, torch.Generator().manual_seed(1), cpu)
+    flat, as_expected = (torch.utils._pytree.tree_leaves(x) for x in (drawn, expected))
+    for one, other in zip(flat, as_expected, strict=True):
+        assert type(one) is type(other)
+        assert str(one) == str(other)
+
+
+def test_a_draw_comes_with_what_it_needs(tmp_path):
+    text = "from kagent_sandbox.draws import draw_index\nCOUNT = 8\n"
+    (tmp_path / "reference.py").write_text(text)
+    shipped = shipped_reference(SimpleNamespace(folder=tmp_path))
+    assert shipped.endswith(
+        'return many.sort(-1).values if kind == "sorted" else many\n\nCOUNT = 8\n'
+    )
+    tree = ast.parse(shipped)
+    assert [ast.unparse(n) for n in tree.body[:4]] == [
+        "import math",
+        "from collections.abc import Sequence",
+        "import torch",
+        "INDEX_KINDS = ('uniform', 'zipf', 'sorted', 'distinct', 'same')",
+    ]
+    names = {}
+    exec(shipped, names)
+    generator = torch.Generator().manual_seed(0)
+    assert (
+        names["draw_index"]("same", (3,), 9, generator, torch.device("cpu")).unique().numel() == 1
+    )
+
+
+@pytest.mark.parametrize(
+    "line", ["from kagent_sandbox.draws import plant as p", "from kagent_sandbox.draws import *"]
+)
+def test_draws_are_imported_by_name(line, tmp_path):
+    (tmp_path / "reference.py").write_text(line + "\n")
+    with pytest.raises(TaskError, match=r"from kagent_sandbox\.draws import name"):
+        shipped_reference(SimpleNamespace(folder=tmp_path))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def inputs():\n    from kagent_sandbox.draws import plant\n    plant()\n",
+        "import kagent_sandbox.draws\n",
+    ],
+)
+def test_draws_are_imported_at_the_top(text, tmp_path):
+    (tmp_path / "reference.py").write_text(text)
+    with pytest.raises(TaskError, match="at its top"):
+        shipped_reference(SimpleNamespace(folder=tmp_path))
+
+
+def test_a_comment_may_name_the_draws(tmp_path):
+    text = "# not kagent_sandbox.draws\nimport torch\n"
+    (tmp_path / "reference.py").write_text(text)
+    assert shipped_reference(SimpleNamespace(folder=tmp_path)) == text
 
 
 def test_names_of_libraries():

@@ -2,4 +2,4 @@
 
 NAME = "kagent_kernels"
 VERSION = "1.3.0"
-NAMESPACE = "kagent_kernels_c7af74ba"  # of its operators in torch.ops
+NAMESPACE = "kagent_kernels_4b375eb5"  # of its operators in torch.ops

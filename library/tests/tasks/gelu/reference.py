@@ -2,110 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
-import math
-from collections.abc import Sequence
+from torch.nn import functional as F
 
-import torch
-
-INDEX_KINDS = ("uniform", "zipf", "sorted", "distinct", "same")
-
-
-def draw_index(
-    kind: str,
-    shape: Sequence[int],
-    count: int,
-    generator: torch.Generator,
-    device: torch.device,
-) -> torch.Tensor:
-    """Draw indices from 0 to `count - 1`.
-
-    Args:
-        kind: "uniform"; "zipf": the i-th most frequent one about 1/i as often as the first (words,
-            popular experts); "sorted": uniform, in ascending order along the last dimension;
-            "distinct": none twice; "same": one index everywhere (all writes collide).
-        shape: Shape of the result.
-        count: Number of values to choose from.
-        generator: The source of chance.
-        device: Where the result is.
-
-    Returns:
-        int64 of `shape`.
-
-    Raises:
-        ValueError: An unknown kind, or more distinct indices than there are.
-
-    Example:
-        Draw the classes of 8 rows, of 1000 classes:
-
-            import torch
-
-            generator = torch.Generator().manual_seed(0)
-            target = draw_index("zipf", (8,), 1000, generator, torch.device("cpu"))
-            assert target.shape == (8,) and target.dtype == torch.int64
-    """
-    if kind not in INDEX_KINDS:
-        raise ValueError(f"no indices of kind {kind!r}: expected one of {', '.join(INDEX_KINDS)}")
-    elements = math.prod(shape)
-    if kind == "distinct":
-        if elements > count:
-            raise ValueError(f"{elements} distinct indices, and {count} to choose from")
-        drawn = torch.randperm(count, generator=generator, device=device)[:elements]
-        return drawn.reshape(tuple(shape))
-    if kind == "zipf":
-        position = torch.rand(tuple(shape), generator=generator, device=device, dtype=torch.float64)
-        rank = ((count + 1) ** position - 1).long().clamp_(0, count - 1)
-        first = torch.randint(count, (), generator=generator, device=device)
-        return (rank + first) % count  # the frequent ones are not always the first
-    many = torch.randint(
-        count, () if kind == "same" else tuple(shape), generator=generator, device=device
-    )
-    if kind == "same":
-        return many.expand(tuple(shape)).contiguous()
-    return many.sort(-1).values if kind == "sorted" else many
-
-
-def draw_as_counted(
-    counts: Sequence[float],
-    shape: Sequence[int],
-    generator: torch.Generator,
-    device: torch.device,
-) -> torch.Tensor:
-    """Draw indices from 0 to `len(counts) - 1`, each as often as it was counted somewhere.
-
-    Such counts are tokens of each expert, or uses of each page.
-
-    Args:
-        counts: How often each index was seen. An index that was never seen is never drawn.
-        shape: Shape of the result.
-        generator: The source of chance.
-        device: Where the result is.
-
-    Returns:
-        int64 of `shape`.
-
-    Raises:
-        ValueError: A count is negative, or all are 0.
-
-    Example:
-        Draw an expert for each of 8 tokens, the second one never and the third one mostly:
-
-            import torch
-
-            cpu = torch.device("cpu")
-            generator = torch.Generator(cpu).manual_seed(0)
-            experts = draw_as_counted([10, 0, 90], (8,), generator, cpu)
-            assert set(experts.tolist()) <= {0, 2}
-    """
-    if not counts or min(counts) < 0 or not sum(counts) > 0:
-        raise ValueError(f"{list(counts)[:8]}: expected counts of 0 or more, and one above 0")
-    ends = torch.tensor([*counts], device=device, dtype=torch.float64).cumsum(0)
-    position = torch.rand(tuple(shape), generator=generator, device=device, dtype=torch.float64)
-    found = torch.searchsorted(ends, position * ends[-1], right=True)
-    return found.clamp_(max=max(i for i, n in enumerate(counts) if n))
+if TYPE_CHECKING:
+    from kagent_sandbox.data.task import Case
 
 
 def draw_kinds(
@@ -136,34 +40,6 @@ def draw_kinds(
     order = torch.randperm(rows, generator=generator, device=device)
     first = torch.randint(count, (), generator=generator, device=device)
     return ((order + first) % count).unsqueeze(1)
-
-
-def draw_rows(
-    rows: int, one_of: int, generator: torch.Generator, device: torch.device
-) -> torch.Tensor:
-    """Choose one row of `one_of`, at least one of all.
-
-    Args:
-        rows: Number of rows, M.
-        one_of: Rows for each one that is chosen.
-        generator: The source of chance.
-        device: Where the result is.
-
-    Returns:
-        [M, 1] bool, true for M / `one_of` rows, rounded up.
-
-    Example:
-        Choose rows that get a NaN:
-
-            import torch
-
-            cpu = torch.device("cpu")
-            generator = torch.Generator(cpu).manual_seed(0)
-            assert draw_rows(12, 8, generator, cpu).sum() == 2
-            assert draw_rows(1, 8, generator, cpu).all()
-    """
-    order = torch.randperm(rows, generator=generator, device=device)
-    return (order % one_of == 0).unsqueeze(1)
 
 
 def plant(
@@ -207,127 +83,6 @@ def plant(
     for i, value in enumerate(values):
         tensor.masked_fill_((position < share) & (which == i), value)
 
-
-def draw_attention(
-    kind: str,
-    queries: Sequence[int],
-    key_heads: int,
-    scale: float,
-    dtype: torch.dtype,
-    generator: torch.Generator,
-    device: torch.device,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Draw queries, keys and values of self-attention.
-
-    Args:
-        kind: "normal"; "shifted": a constant is added to every key, which moves all scores of a row
-            by the same large amount; "sunk": that, and queries so low that scores are about -200;
-            "mixed": each head of keys is normal, has scores that rise or fall evenly by 16 from the
-            first key to the last, or scores about 10000 below the others in half of the keys, which
-            are a window or every other block, never the first key.
-        queries: Shape of the queries: batch B, heads H, sequence length S, head dimension D.
-        key_heads: Heads of keys and values, Hkv; H is a multiple.
-        scale: Deviation of the normal distribution.
-        dtype: Of the results.
-        generator: The source of chance.
-        device: Where the results are.
-
-    Returns:
-        q: [B, H, S, D], k: [B, Hkv, S, D] and v: [B, Hkv, S, D].
-
-    Raises:
-        ValueError: An unknown kind.
-
-    Example:
-        Draw 8 heads of queries over 2 heads of keys, as `inputs` of a task does:
-
-            import torch
-
-            cpu = torch.device("cpu")
-            generator = torch.Generator(cpu).manual_seed(0)
-            shape, dtype = (1, 8, 128, 64), torch.bfloat16
-            q, k, v = draw_attention("mixed", shape, 2, 1.0, dtype, generator, cpu)
-            assert k.shape == (1, 2, 128, 64)
-    """
-    kinds = ("normal", "shifted", "sunk", "mixed")
-    if kind not in kinds:
-        raise ValueError(f"no attention of kind {kind!r}: expected one of {', '.join(kinds)}")
-    b, h, s, d = queries
-
-    def draw(heads: int, shift: float = 0.0) -> torch.Tensor:
-        x = torch.empty(b, heads, s, d, dtype=dtype, device=device)
-        return x.normal_(shift, scale, generator=generator)
-
-    q = draw(h, -3.0 if kind == "sunk" else 0.0)
-    k = draw(key_heads, 8.0 if kind in ("shifted", "sunk") else 0.0)
-    v = draw(key_heads)
-    if kind != "mixed":
-        return q, k, v
-
-    def whole(most: int) -> torch.Tensor:
-        return torch.randint(most, (b, key_heads, 1), generator=generator, device=device)
-
-    # The last dimension lifts or lowers all scores of a key. In the first one, every further
-    # addition of a chain would be rounded as a large number's.
-    lift = 64.0
-    q[..., -1] = lift
-    of_head, start, block = whole(5), whole(s), whole(5)
-    key = torch.arange(s, device=device)
-    ramp = torch.linspace(-8.0, 8.0, s, device=device)
-    score = torch.where(of_head == 1, ramp, 0.0) + torch.where(of_head == 2, -ramp, 0.0)
-    window = (key - start) % s < s // 2
-    blocks = (key >> (block + 3)) % 2 == 1
-    hidden = ((of_head == 3) & window) | ((of_head == 4) & blocks)
-    hidden[..., 0] = False
-    k[..., -1] = (score.masked_fill(hidden, -1e4) * (math.sqrt(d) / lift)).to(dtype)
-    return q, k, v
-
-
-def offsets(
-    lengths: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64
-) -> torch.Tensor:
-    """Compute where each of several joined sequences starts, and where the last one ends.
-
-    Args:
-        lengths: Elements of each sequence.
-        device: Where the result is.
-        dtype: Integer type of the result.
-
-    Returns:
-        [len(lengths) + 1] in `dtype`, the first is 0.
-
-    Example:
-        Join sequences of 3, 0 and 2 elements:
-
-            import torch
-
-            cpu = torch.device("cpu")
-            assert offsets([3, 0, 2], cpu).tolist() == [0, 3, 3, 5]
-            assert segments([3, 0, 2], cpu).tolist() == [0, 0, 0, 2, 2]
-    """
-    joined = torch.tensor([0, *lengths], device=device, dtype=torch.int64)
-    return joined.cumsum(0).to(dtype)
-
-
-def segments(
-    lengths: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64
-) -> torch.Tensor:
-    """Compute which of several joined sequences each element belongs to. See `offsets`.
-
-    Args:
-        lengths: Elements of each sequence.
-        device: Where the result is.
-        dtype: Integer type of the result.
-
-    Returns:
-        [sum(lengths)] in `dtype`, ascending.
-    """
-    each = torch.tensor([*lengths], device=device, dtype=torch.int64)
-    return torch.repeat_interleave(each).to(dtype)
-from torch.nn import functional as F
-
-if TYPE_CHECKING:
-    from kagent_sandbox.data.task import Case
 
 CHUNK_ELEMENTS = 1 << 26  # float64 temporaries of the reference stay near 2 GiB
 

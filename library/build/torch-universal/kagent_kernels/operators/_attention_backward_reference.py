@@ -3,110 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
-import math
-from collections.abc import Sequence
 
-import torch
-
-INDEX_KINDS = ("uniform", "zipf", "sorted", "distinct", "same")
-
-
-def draw_index(
-    kind: str,
-    shape: Sequence[int],
-    count: int,
-    generator: torch.Generator,
-    device: torch.device,
-) -> torch.Tensor:
-    """Draw indices from 0 to `count - 1`.
-
-    Args:
-        kind: "uniform"; "zipf": the i-th most frequent one about 1/i as often as the first (words,
-            popular experts); "sorted": uniform, in ascending order along the last dimension;
-            "distinct": none twice; "same": one index everywhere (all writes collide).
-        shape: Shape of the result.
-        count: Number of values to choose from.
-        generator: The source of chance.
-        device: Where the result is.
-
-    Returns:
-        int64 of `shape`.
-
-    Raises:
-        ValueError: An unknown kind, or more distinct indices than there are.
-
-    Example:
-        Draw the classes of 8 rows, of 1000 classes:
-
-            import torch
-
-            generator = torch.Generator().manual_seed(0)
-            target = draw_index("zipf", (8,), 1000, generator, torch.device("cpu"))
-            assert target.shape == (8,) and target.dtype == torch.int64
-    """
-    if kind not in INDEX_KINDS:
-        raise ValueError(f"no indices of kind {kind!r}: expected one of {', '.join(INDEX_KINDS)}")
-    elements = math.prod(shape)
-    if kind == "distinct":
-        if elements > count:
-            raise ValueError(f"{elements} distinct indices, and {count} to choose from")
-        drawn = torch.randperm(count, generator=generator, device=device)[:elements]
-        return drawn.reshape(tuple(shape))
-    if kind == "zipf":
-        position = torch.rand(tuple(shape), generator=generator, device=device, dtype=torch.float64)
-        rank = ((count + 1) ** position - 1).long().clamp_(0, count - 1)
-        first = torch.randint(count, (), generator=generator, device=device)
-        return (rank + first) % count  # the frequent ones are not always the first
-    many = torch.randint(
-        count, () if kind == "same" else tuple(shape), generator=generator, device=device
-    )
-    if kind == "same":
-        return many.expand(tuple(shape)).contiguous()
-    return many.sort(-1).values if kind == "sorted" else many
-
-
-def draw_as_counted(
-    counts: Sequence[float],
-    shape: Sequence[int],
-    generator: torch.Generator,
-    device: torch.device,
-) -> torch.Tensor:
-    """Draw indices from 0 to `len(counts) - 1`, each as often as it was counted somewhere.
-
-    Such counts are tokens of each expert, or uses of each page.
-
-    Args:
-        counts: How often each index was seen. An index that was never seen is never drawn.
-        shape: Shape of the result.
-        generator: The source of chance.
-        device: Where the result is.
-
-    Returns:
-        int64 of `shape`.
-
-    Raises:
-        ValueError: A count is negative, or all are 0.
-
-    Example:
-        Draw an expert for each of 8 tokens, the second one never and the third one mostly:
-
-            import torch
-
-            cpu = torch.device("cpu")
-            generator = torch.Generator(cpu).manual_seed(0)
-            experts = draw_as_counted([10, 0, 90], (8,), generator, cpu)
-            assert set(experts.tolist()) <= {0, 2}
-    """
-    if not counts or min(counts) < 0 or not sum(counts) > 0:
-        raise ValueError(f"{list(counts)[:8]}: expected counts of 0 or more, and one above 0")
-    ends = torch.tensor([*counts], device=device, dtype=torch.float64).cumsum(0)
-    position = torch.rand(tuple(shape), generator=generator, device=device, dtype=torch.float64)
-    found = torch.searchsorted(ends, position * ends[-1], right=True)
-    return found.clamp_(max=max(i for i, n in enumerate(counts) if n))
+if TYPE_CHECKING:
+    from kagent_sandbox.data.case import Case
 
 
 def draw_attention(
@@ -183,51 +86,6 @@ def draw_attention(
     k[..., -1] = (score.masked_fill(hidden, -1e4) * (math.sqrt(d) / lift)).to(dtype)
     return q, k, v
 
-
-def offsets(
-    lengths: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64
-) -> torch.Tensor:
-    """Compute where each of several joined sequences starts, and where the last one ends.
-
-    Args:
-        lengths: Elements of each sequence.
-        device: Where the result is.
-        dtype: Integer type of the result.
-
-    Returns:
-        [len(lengths) + 1] in `dtype`, the first is 0.
-
-    Example:
-        Join sequences of 3, 0 and 2 elements:
-
-            import torch
-
-            cpu = torch.device("cpu")
-            assert offsets([3, 0, 2], cpu).tolist() == [0, 3, 3, 5]
-            assert segments([3, 0, 2], cpu).tolist() == [0, 0, 0, 2, 2]
-    """
-    joined = torch.tensor([0, *lengths], device=device, dtype=torch.int64)
-    return joined.cumsum(0).to(dtype)
-
-
-def segments(
-    lengths: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64
-) -> torch.Tensor:
-    """Compute which of several joined sequences each element belongs to. See `offsets`.
-
-    Args:
-        lengths: Elements of each sequence.
-        device: Where the result is.
-        dtype: Integer type of the result.
-
-    Returns:
-        [sum(lengths)] in `dtype`, ascending.
-    """
-    each = torch.tensor([*lengths], device=device, dtype=torch.int64)
-    return torch.repeat_interleave(each).to(dtype)
-
-if TYPE_CHECKING:
-    from kagent_sandbox.data.case import Case
 
 SCORES = 1 << 26  # float64 scores held at once: 512 MiB, and about four times that in all
 
