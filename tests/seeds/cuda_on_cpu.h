@@ -10,7 +10,8 @@
 //
 // Every block of a cluster has shared memory of its own, which is NaN at first. A launch fails, and
 // says why, where threads wait for what never comes, where a barrier is not there yet or another
-// block not any more, where shared memory is too small, and where an access is not aligned.
+// block not any more, where shared memory is too small, where an access is not aligned, and where a
+// copy, or a load by a function of its own, is from outside of the tensors.
 //
 // Blocks run one after the other, so that an atomic operation is what it would be alone.
 //
@@ -201,6 +202,15 @@ static void check_aligned(const void* at, size_t bytes) {
   if ((uintptr_t)at % bytes) fail("an access is not aligned");
 }
 
+// First and last address of each tensor that the kernel is given, with gaps between its rows.
+static std::vector<std::pair<uintptr_t, uintptr_t>> tensors;
+
+static void check_inside(const void* at, size_t bytes) {
+  for (const auto& [begin, end] : tensors)
+    if ((uintptr_t)at >= begin && (uintptr_t)at + bytes <= end) return;
+  fail("a load is from outside of tensors");
+}
+
 // --- copies ---
 
 static void perform(const Copy& c) {
@@ -213,6 +223,7 @@ static void perform(const Copy& c) {
 static void copy(void* to, const void* from, int bytes, bool inside) {
   check_aligned(to, bytes);
   check_aligned(from, bytes);
+  if (inside) check_inside(from, bytes);
   const Copy c{to, from, bytes, inside};
   if (late_copies)
     fibres[current].open.push_back(c);
@@ -391,6 +402,7 @@ static T load_remote(const T* local, int rank) { return *emulated::remote(local,
 static void bulk_load(void* to, const void* from, unsigned bytes, unsigned long long* counter) {
   emulated::check_aligned(to, 16);
   emulated::check_aligned(from, 16);
+  emulated::check_inside(from, bytes);
   if (bytes % 16) emulated::fail("a bulk copy has no multiple of 16 bytes");
   emulated::transfer(to, from, bytes, counter);
 }
@@ -405,9 +417,12 @@ static T* aligned(T* at) {
   return at;
 }
 template <class T>
-static T __ldcs(const T* from) { return *aligned(from); }
+static T __ldcs(const T* from) {
+  emulated::check_inside(from, sizeof(T));
+  return *aligned(from);
+}
 template <class T>
-static T __ldg(const T* from) { return *aligned(from); }
+static T __ldg(const T* from) { return __ldcs(from); }
 template <class T>
 static void __stcs(T* to, T value) { *aligned(to) = value; }
 

@@ -49,6 +49,10 @@ class CudaOnCpu:
         types = [ctypes.c_void_p if t.endswith("*") else _TYPES[t] for t, _ in typed]
         given = ", ".join(f"{'Address' if t.endswith('*') else t} {n}" for t, n in typed)
         text += f"""
+extern "C" void given_tensors(int count_, const uintptr_t* ends_) {{
+  emulated::tensors.clear();
+  for (int i = 0; i < count_; ++i) emulated::tensors.push_back({{ends_[2 * i], ends_[2 * i + 1]}});
+}}
 extern "C" const char* launch(int x_, int y_, int threads_, int cluster_, int shared_, int late_,
                               int reversed_, {given}) {{
   return emulated::run(x_, y_, threads_, cluster_, shared_, late_, reversed_,
@@ -62,15 +66,15 @@ extern "C" const char* launch(int x_, int y_, int threads_, int cluster_, int sh
         # Else a template's static variables are those of all libraries in the process.
         options = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-fno-gnu-unique", *macros]
         subprocess.run(["g++", *options, str(path), "-o", str(library)], check=True)
-        function = ctypes.CDLL(str(library))["launch"]
-        function.restype = ctypes.c_char_p
-        return function, types
+        loaded = ctypes.CDLL(str(library))
+        loaded.launch.restype = ctypes.c_char_p
+        return loaded, types
 
 
 class _Kernel:
-    def __init__(self, machine, function, types):
+    def __init__(self, machine, library, types):
         self.machine = machine
-        self.function = function
+        self.library = library
         self.types = types
 
     def launch(self, grid, block, *args, shared=0, cluster=None, pdl=False):
@@ -84,9 +88,20 @@ class _Kernel:
         ]
         late, reverse = self.machine.late_copies, self.machine.reversed_threads
         blocks = cluster[0] if cluster else 1
-        failure = self.function(x, y, threads, blocks, shared, late, reverse, *values)
+        ends = [end for a in args if isinstance(a, torch.Tensor) for end in _ends(a)]
+        self.library.given_tensors(len(ends) // 2, (ctypes.c_size_t * len(ends))(*ends))
+        failure = self.library.launch(x, y, threads, blocks, shared, late, reverse, *values)
         if failure:
             raise LaunchFailed(failure.decode())
+
+
+def _ends(tensor):
+    """Addresses of its first byte, and behind its last one."""
+    last = sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    begin = tensor.data_ptr()
+    return begin, begin + (last + 1) * tensor.element_size() if tensor.numel() else begin
 
 
 def _for_the_cpu(source):

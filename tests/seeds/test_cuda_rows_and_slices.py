@@ -209,14 +209,25 @@ TICKETS = {"THREADS": 64, "RING_KIB": 8}
 @pytest.mark.parametrize(
     ("processors", "dtype", "sizes", "case", "tunables", "instance"),
     [
-        (1, "bfloat16", (37, 1024), {}, {}, "4, 1, 32, 2, 2"),
-        (3, "bfloat16", (31, 1128), {"noncontiguous": True}, {"RING_KIB": 24}, "3, 1, 64, 1, 5"),
-        (2, "float32", (9, 2052), {"offset": 4}, {}, "4, 1, 160, 1, 2"),
-        (2, "float32", (41, 132), {"noncontiguous": True}, {}, "2, 2, 32, 2, 2"),
-        (3, "bfloat16", (300, 24), {}, {"WORDS": 2, "RING_KIB": 12}, "1, 2, 4, 16, 4"),
-        (3, "bfloat16", (130, 64), {"noncontiguous": True}, {}, "1, 4, 8, 8, 2"),
-        (2, "float32", (1, 16), {}, {}, "1, 4, 4, 16, 2"),
-        (1, "float32", (5, 5000), {"inputs": "mixed"}, {"WORDS": 2}, "3, 1, 448, 1, 2"),
+        (1, "bfloat16", (37, 1024), {}, {}, "8, 4, 1, 32, 2, 2"),
+        (3, "bfloat16", (31, 1128), {"noncontiguous": True}, {"RING_KIB": 24}, "8, 3, 1, 64, 1, 5"),
+        (2, "float32", (9, 2052), {"offset": 4}, {}, "4, 4, 1, 160, 1, 2"),
+        (2, "float32", (41, 132), {"noncontiguous": True}, {}, "4, 2, 2, 32, 2, 2"),
+        (3, "bfloat16", (300, 24), {}, {"WORDS": 2, "RING_KIB": 12}, "8, 1, 2, 4, 16, 4"),
+        (3, "bfloat16", (130, 64), {"noncontiguous": True}, {}, "8, 1, 4, 8, 8, 2"),
+        (2, "float32", (1, 16), {}, {}, "4, 1, 4, 4, 16, 2"),
+        (1, "float32", (5, 5000), {"inputs": "mixed"}, {"WORDS": 2}, "4, 3, 1, 448, 1, 2"),
+        # An element at a time.
+        (3, "bfloat16", (19, 1021), {}, {}, "1, 16, 1, 64, 1, 2"),
+        (2, "bfloat16", (19, 1021), {"noncontiguous": True, "offset": 3}, {}, "1, 16, 1, 64, 1, 2"),
+        (2, "float32", (23, 512), {"offset": 1}, {"RING_KIB": 24}, "1, 16, 1, 32, 2, 2"),
+        (1, "float32", (130, 33), {}, {"WORDS": 1}, "1, 2, 2, 32, 2, 6"),
+        (2, "float32", (130, 33), {"noncontiguous": True}, {}, "1, 2, 8, 32, 2, 2"),
+        (3, "bfloat16", (300, 17), {"offset": 1}, {"WORDS": 1}, "1, 1, 4, 32, 2, 8"),
+        (2, "bfloat16", (1, 17), {"offset": 3}, {}, "1, 1, 16, 32, 2, 2"),
+        (1, "bfloat16", (1, 16), {"offset": 1}, {}, "1, 1, 16, 16, 4, 2"),
+        (1, "float32", (3, 7329), {"inputs": "mixed"}, {}, "1, 16, 1, 480, 1, 2"),
+        (2, "float32", (3, 8192), {"offset": 1}, {}, "1, 16, 1, 512, 1, 2"),
     ],
 )
 def test_tickets_give_rows_to_blocks(processors, dtype, sizes, case, tunables, instance, on_cpu):
@@ -227,7 +238,7 @@ def test_tickets_give_rows_to_blocks(processors, dtype, sizes, case, tunables, i
     assert s.instances[:3] == [
         "zero_counter",
         f"rows_by_tickets<{name}, {instance}>",
-        f"sum_of_shares<{name}, 4>",
+        f"sum_of_shares<{name}, {1 if sizes[1] % 4 else 4}>",
     ]
 
 
@@ -235,8 +246,7 @@ def test_tickets_give_rows_to_blocks(processors, dtype, sizes, case, tunables, i
 @pytest.mark.parametrize(
     ("dtype", "sizes", "case", "width"),
     [
-        ("bfloat16", (19, 1021), {"noncontiguous": True}, 1),
-        ("float32", (23, 512), {"offset": 1}, 1),
+        ("bfloat16", (3, 8193), {"noncontiguous": True}, 1),
         ("float32", (3, 8196), {}, 4),  # more than 32 KiB
     ],
 )
@@ -255,11 +265,15 @@ def test_what_tickets_do_not_take_is_read_twice(dtype, sizes, case, width, on_cp
         ("barrier_wait(&full[place], parity);", 1128),
         ("__syncthreads();                                  // sums are there", 1128),
         ("__syncthreads();                                  // all teams' shares", 512),
+        # Nothing is copied from before or behind a tensor.
+        ("if (ends & 1 && lead > 0) begin = min(QUAD - lead, count);", 1021),
+        ("if (ends & 2 && end > count) end = max(end - QUAD, begin);", 1021),
     ],
 )
-def test_tickets_need_their_waits(line, columns, on_cpu, monkeypatch):
+def test_tickets_need_their_waits_and_ends(line, columns, on_cpu, monkeypatch):
     s = on_cpu(RMS_NORM, 2, **TICKETS)
-    given = s.given(dtype="bfloat16", inputs="normal", M=13, N=columns)
+    offset = 3 if columns == 1021 else 0
+    given = s.given(dtype="bfloat16", inputs="normal", offset=offset, M=13, N=columns)
     s.leave_out(line, monkeypatch)
     assert s.fails(given)
     assert "rows_by_tickets" in s.instances[1]
