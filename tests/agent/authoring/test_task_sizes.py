@@ -16,7 +16,7 @@ from kagent.authoring.draft.rooms import bare, find_rooms
 from kagent.authoring.draft.toml import task_toml
 from kagent.authoring.errors import AuthoringError
 from kagent.authoring.tracing import trace as trace_module
-from kagent.authoring.tracing.operation import make_operation
+from kagent.authoring.tracing.operation import load_module, make_operation
 from kagent.authoring.tracing.sizes import Room
 from kagent_sandbox.data.case import Case
 from kagent_sandbox.data.formula import evaluate
@@ -630,3 +630,36 @@ def test_few_numbers_from_0_to_a_size_are_offsets(recorded):
     draft = bare(next(find_rooms(operation)).trace)
     offsets = draft.trace.operation.examples if recorded else with_offsets(draft)
     assert "parts of any length begin, from 0 to 128" in offsets[1].drawing.words()
+
+
+LENGTHS = """\
+import torch
+
+
+def half(x, y):
+    n = len(x)
+    return x / n + y
+
+
+def even(x, y):
+    return x * 2 if x.shape[0] % 2 == 0 else y
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "notes"),
+    [
+        (
+            "half",
+            96,
+            "x.shape[0] stays 96: line 5 of lengths.py (`n = len(x)`) takes it for a number",
+        ),
+        ("even", "M", ""),  # a condition
+    ],
+)
+def test_what_fixes_a_size_is_said_with_its_line(name, rows, notes, tmp_path):
+    (tmp_path / "lengths.py").write_text(LENGTHS)
+    function = getattr(load_module(tmp_path / "lengths.py"), name)
+    found = traced(function, torch.randn(96, 512), torch.randn(96, 512))
+    assert found.shapes[0][0] == rows
+    assert ", ".join(found.notes) == notes

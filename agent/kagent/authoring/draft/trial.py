@@ -358,7 +358,10 @@ class Trials:
         others = tuple(self._sampler.accepted(inputs, others)[0])
         for result, mine, other in zip(self._task.compared, outputs, others, strict=True):
             if not _close(mine, other):
-                return f"result {result.name} depends on which of equal elements is chosen"
+                return (
+                    f"result {result.name} depends on which of equal elements is chosen: sort and "
+                    "argsort with stable=True keep their order; of max and topk return values alone"
+                )
         return ""
 
     def _narrower(self, eps: float) -> str:

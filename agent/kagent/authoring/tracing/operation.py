@@ -372,8 +372,13 @@ def _called(inputs: Callable[..., object]) -> Any:
 def place_of(error: BaseException) -> str:
     """Place in a user's file where it was raised: ` (norm.py, line 7)`; "" if nowhere there."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if "kagent_source_" in (_module_of(f.filename) or "")]
+    own = [f for f in frames if is_users_file(f.filename)]
     return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+
+
+def is_users_file(filename: str) -> bool:
+    """Whether it is the file that an operation was read from."""
+    return "kagent_source_" in (_module_of(filename) or "")
 
 
 def _module_of(filename: str) -> str | None:

@@ -47,6 +47,7 @@ from torch.utils.flop_counter import flop_registry
 
 from kagent.authoring.errors import AuthoringError
 from kagent.authoring.tracing.dropout import LEFT_OUT, WithoutDropout
+from kagent.authoring.tracing.fixed_sizes import fixed_sizes
 from kagent.authoring.tracing.graph import BY_INDEX, is_written, quiet
 from kagent.authoring.tracing.list_writes import CountedListWrites, lists_written
 from kagent.authoring.tracing.operation import Operation, place_of
@@ -96,7 +97,7 @@ class TracedOperation:
         products: Formula: operations of matrix products and convolutions.
         elements: Formula: elements that all other operations compute.
         gathers: Whether it reads by index: it may read less than its inputs.
-        notes: What was changed, a line each.
+        notes: What was changed, and which sizes stay and why, a line each.
     """
 
     operation: Operation
@@ -297,7 +298,8 @@ def trace(
         raise AuthoringError(
             f"{operation.origin} does not run on symbolic tensors{place_of(e)}: {_words(e)}"
         ) from e
-    notes = list(dict.fromkeys([*([LEFT_OUT] if dropout.found else []), *_cleaned(graph)]))
+    notes = [*([LEFT_OUT] if dropout.found else []), *_cleaned(graph)]
+    notes = list(dict.fromkeys([*notes, *fixed_sizes(operation, env, fakes)]))
     return _described(
         operation, graph, env, fakes, tuple(written), products, elements, names or {}, notes
     )
