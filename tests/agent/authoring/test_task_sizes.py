@@ -475,7 +475,8 @@ class Rotated(nn.Module):
 )
 def test_positions_are_no_more_than_the_table_that_they_point_into_has(positions, constraint):
     """Hidden cases of positions beyond it ended `kagent new` with the task's own IndexError. They
-    begin anywhere: a kernel that counts by itself passed every case.
+    begin anywhere in each row, and have a gap: a kernel that counts by itself, or from the first of
+    them, passed every case.
     """
     operation = make_operation(Rotated, lambda: (torch.randn(2, 3, 96, 16), positions()))
     room, draft = new_task._tried_rooms(find_rooms(operation, None), lambda _: None)
@@ -491,9 +492,62 @@ def test_positions_are_no_more_than_the_table_that_they_point_into_has(positions
         for seed in range(8)
     ]
     assert len({int(p[0, 0]) for p in drawn}) > 1
+    assert all(bool((p[0] != p[1]).any()) for p in drawn)
+    assert max(int(p.diff().max()) for p in drawn) > 1
     for p in drawn:
         assert 0 <= p.min() <= p.max() < 512
-        assert torch.equal(p - p[:, :1], torch.arange(96).expand(2, 96).to(p.dtype))
+        assert p.diff().min() == 1
+        assert int((p.diff() > 1).sum()) <= 2  # one in each row
+
+
+def picked_losses(a, b, labels):
+    return F.cross_entropy(a @ b.T, labels, reduction="none")
+
+
+def turned(q, positions):
+    angles = positions[:, None] * torch.tensor([1.0, 0.1])
+    return torch.cat([q * angles.cos(), q * angles.sin()], -1)
+
+
+def test_places_of_which_there_are_no_more_go_around():
+    x, i = torch.randn(64, 16), torch.arange(64)
+    operation = make_operation(lambda x, i: x[i] + x, lambda: (x, i))
+    room, draft = new_task._tried_rooms(find_rooms(operation, None), lambda _: None)
+    case = Case(name="c", dtype="float32", inputs="normal", scale=1.0, **room.trace.dims)
+    space = {}
+    exec(reference_py(draft), space)
+    drawn = space["inputs"](case, torch.Generator().manual_seed(1), "cpu")["i"]
+    assert torch.equal(drawn.sort().values, i)
+    assert not torch.equal(drawn, i)
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "drawn"),
+    [
+        (
+            picked_losses,
+            lambda: (torch.randn(64, 32), torch.randn(64, 32), torch.arange(64)),
+            "torch.randint(N - M + 1, (2, 1)",  # of classes
+        ),
+        (turned, lambda: (torch.randn(64, 2), torch.arange(64)), "torch.randint(M + 1, (2, 1)"),
+    ],
+)
+def test_numbers_that_follow_each_other_are_never_the_same_ones(function, inputs, drawn):
+    """Labels of pairs, and positions that angles are made of, were always 0, 1, 2 ..."""
+    _, draft = new_task._tried_rooms(
+        find_rooms(make_operation(function, inputs), None), lambda _: None
+    )
+    assert drawn in reference_py(draft)
+
+
+def test_a_size_that_must_be_even_is_a_constraint():
+    """An exported operator gave a kernel's results of odd sizes, where torch refuses them."""
+    x = torch.randn(8, 64)
+    room, draft = new_task._tried_rooms(
+        find_rooms(make_operation(lambda x: torch.mul(*x.chunk(2, -1)), x), None), lambda _: None
+    )
+    assert room.steps["N"] == 2
+    assert draft.constraints == ("N % 2 == 0",)
 
 
 def updated(keys, values, k, v, positions):
@@ -512,7 +566,7 @@ def test_positions_of_a_cache_that_is_written_begin_anywhere_in_it():
         find_rooms(make_operation(updated, inputs), None), lambda _: None
     )
     assert len(room.trace.dims) == 5
-    assert "torch.randint(min(M, K) - Q + 1, ()" in reference_py(draft)
+    assert "torch.randint(min(M, K) - Q + 1, (2, 1)" in reference_py(draft)
     assert draft.constraints == ("Q <= M", "Q <= K")
 
 

@@ -493,18 +493,22 @@ def _far(room: Room, bench: Mapping[str, int]) -> dict[str, int]:
 
 
 def _constraints(room: Room) -> tuple[str, ...]:
-    """Constraints that keep arguments and results within 32-bit indices in hidden cases, where
-    those of the example are.
+    """Constraints that keep sizes multiples of what the operation demands, which an exported
+    operator leaves to torch else, and arguments and results within 32-bit indices in hidden cases,
+    where those of the example are.
 
     Kernels that Inductor writes for the example have such indices, as those of torch.compile: for
     larger tensors it would compile others.
     """
     found = room.trace
     far = _far(room, found.dims)
-    return tuple(
-        f"{elements} < 2 ** 31"
-        for elements in _elements_of_each(found)
-        if evaluate(elements, found.dims) < 2**31 <= evaluate(elements, far)
+    return (
+        *(f"{name} % {step} == 0" for name, step in room.steps.items() if step > 1),
+        *(
+            f"{elements} < 2 ** 31"
+            for elements in _elements_of_each(found)
+            if evaluate(elements, found.dims) < 2**31 <= evaluate(elements, far)
+        ),
     )
 
 

@@ -25,6 +25,8 @@ _WRITTEN_AT = {
 }
 _WRITTEN_AT |= {"_index_put_impl_", "_unsafe_index_put", "index_reduce", "scatter_reduce"}
 """Operations that write to their first argument by an index."""
+_OF_A_CLASS = frozenset({"cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss_forward"})
+"""Operations whose second argument has numbers of classes, of the first one's second dimension."""
 _COPIES = frozenset({"clone", "to", "_to_copy", "contiguous", "reshape", "repeat", "flatten"})
 """Operations beside views that keep numbers."""
 _LEAST = 8
@@ -64,8 +66,8 @@ class Counting(Drawing):
     Attributes:
         first: The first number.
         axis: The dimension.
-        moved: Whether the first number is drawn, where what they point into has room: a kernel that
-            counts by itself, and does not read them, is wrong then.
+        moved: Whether they begin anywhere, where what they point into has room, and leave a gap, in
+            each row on its own: a kernel that counts by itself, and does not read them, is wrong.
     """
 
     first: int = 0
@@ -76,7 +78,7 @@ class Counting(Drawing):
         """The distribution in words."""
         if not self.moved:
             return Drawing.words(self)
-        return "whole numbers that follow each other, the first one drawn"
+        return "whole numbers that follow each other from any first one, with a gap, in each row"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,9 @@ def with_pointers(draft: TaskDraft) -> tuple[Example, ...]:
     for i in draft.trace.used:
         found = _pointing(draft, i) or _counting(examples[i])
         if isinstance(found, Counting) and not examples[i].parameter:
-            found = replace(found, moved=bool(_places(draft, i)))
+            wide = examples[i].dtype.itemsize >= 4  # up to twice as many fit
+            moved = bool(_places(draft, i)) or (wide and not is_place(draft, i))
+            found = replace(found, moved=moved)
         if found is not None:
             examples[i] = replace(examples[i], drawing=found)
     return tuple(examples)
@@ -240,18 +244,34 @@ def needed_places(draft: TaskDraft, i: int) -> list[str]:
 
 
 def moving_lines(draft: TaskDraft, i: int) -> list[str]:
-    """Lines that let the i-th tensor's numbers begin anywhere, where they are `moved`."""
-    example = draft.trace.operation.examples[i]
+    """Lines that let the i-th tensor's numbers begin anywhere, where they are `moved`: they leave
+    out some of the places that they point into, or, where there are no more places, go around. What
+    points into nothing may be up to twice as large.
+    """
+    example, shape = draft.trace.operation.examples[i], draft.trace.shapes[i]
     drawing = example.drawing
     if not isinstance(drawing, Counting) or not drawing.moved:
         return []
-    places, size = _places(draft, i), draft.trace.shapes[i][drawing.axis]
+    name, size, axis = example.name, shape[drawing.axis], drawing.axis
+    places = _places(draft, i)
+    rows = [*map(str, shape[:axis]), "1", *map(str, shape[axis + 1 :])]
+    of_row = f"({', '.join(rows)}{',' * (len(rows) == 1)})"
+    chance = "generator=generator, device=device"
+    from_0 = f"{name} - {drawing.first}" if drawing.first else name
     if str(size) in places:
-        return []
+        first = f"torch.randint({size}, {of_row}, {chance})"
+        return [f"{name} = (({from_0} + {first}) % ({size})).to({example.dtype})"]
     most = places[0] if len(places) == 1 else f"min({', '.join(places)})"
-    first = f" - {drawing.first}" if drawing.first else ""
-    drawn = f"torch.randint({most} - {size} + 1, (), generator=generator, device=device)"
-    return [f"{example.name} = ({example.name} + {drawn}{first}).to({example.dtype})"]
+    room = f"{most} - {size}" if places else str(size)
+    along = ", ".join("-1" if d == axis else "1" for d in range(len(shape)))
+    return [
+        f"_gap = torch.randint({size}, {of_row}, {chance})  # is before this one",
+        f"_first = torch.randint({room} + 1, (2, {', '.join(rows)}), {chance})",
+        "_first, _behind = _first.sort(0).values",
+        f"_first = torch.where(torch.arange({size}, device=device).reshape({along}) < _gap, "
+        "_first, _behind)",
+        f"{name} = ({from_0} + _first).to({example.dtype})",
+    ]
 
 
 def _places(draft: TaskDraft, i: int) -> list[str]:
@@ -290,6 +310,8 @@ def _pointed_into(node: Node, place: Node) -> list[tuple[Node, int]]:
         found = [(args[0], d, each) for d, each in enumerate(args[1])]  # type: ignore[arg-type]
     elif name == "embedding":
         found = [(args[0], 0, args[1])]
+    elif name in _OF_A_CLASS:
+        found = [(args[0], min(1, args[0].meta["val"].dim() - 1), args[1])]  # type: ignore[union-attr]
     elif name in {"gather", "index_select"} | _WRITTEN_AT:
         found = [(args[0], args[1], args[2])]
     return [(table, axis) for table, axis, index in found if _is_view_of(index, place)]
