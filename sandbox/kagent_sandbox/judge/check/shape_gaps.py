@@ -10,6 +10,10 @@ begin half a window apart, so that an empty range of a factor of eight always ho
 a dimension and the product of all dimensions show what single dimensions hide: few rows of every
 length and any number of short rows leave out many long rows.
 
+A library calls torch below the smallest benchmark. What it has kernels for may be less than a
+window wide in the product, and the cases of a window all below that. So there are windows of the
+products from the smallest benchmark to the largest case, too.
+
 An export leaves calls that break a constraint of the task to torch. So a window counts if most of
 the shapes in it meet the constraints. Of a window that they cut, a neighbour holds the rest.
 """
@@ -41,6 +45,8 @@ WINDOW = 4
 FIRST_RUNS, MOST_RUNS = 25, 1600
 """Runs whose hidden cases are drawn: some, and twice as many as long as windows are empty. Where no
 case of the most lies, none can lie, or hardly ever does."""
+LEAST_PART = 1.25
+"""Width of a window of served products, at least, where less than `WINDOW` is left."""
 SHAPES = 16
 """Shapes of an empty window that are held against the task's constraints."""
 NEAR = 32
@@ -69,19 +75,18 @@ def ranged_dims(cases: Iterable[Sizes]) -> list[str]:
 
 @dataclass(frozen=True)
 class Window:
-    """Calls of one dtype, by the size of a dimension and the product of all sizes (None: any)."""
+    """Calls of one dtype, by the size of a dimension and the product of all sizes."""
 
     dtype: str
     dim: str
     least: float  # size
-    least_product: float | None
+    least_product: float = 0.0
+    most_product: float = math.inf
 
     def holds(self, size: float, product: float) -> bool:
         """Whether a call of such sizes lies in it."""
-        return self.least <= size <= WINDOW * self.least and (
-            self.least_product is None
-            or self.least_product <= product <= WINDOW * self.least_product
-        )
+        inside = self.least_product <= product <= self.most_product
+        return inside and self.least <= size <= WINDOW * self.least
 
 
 def find_gaps(task: Task, kind: Kind) -> tuple[int, list[str]]:
@@ -95,41 +100,48 @@ def find_gaps(task: Task, kind: Kind) -> tuple[int, list[str]]:
         The number of windows, and a line for each dtype and dimension with empty ones.
     """
     cases = task.cases(kind)
-    drawn = [*cases.check, *cases.bench]
+    checked, timed = list(cases.check), list(cases.bench)
     most = MOST_RUNS if cases.hidden_check or cases.hidden_bench else 0
     runs, wanted = 0, min(FIRST_RUNS, most)
     served: dict[Window, bool] = {}
     while True:
         for seed in range(runs, wanted):
-            drawn += draw_hidden(task, kind, "check", seed)
-            drawn += draw_hidden(task, kind, "bench", seed)
-        count, empty = _look(task, drawn, served)
+            checked += draw_hidden(task, kind, "check", seed)
+            timed += draw_hidden(task, kind, "bench", seed)
+        count, empty = _look(task, checked, timed, served)
         if not empty or wanted == most:
             return count, [_line(kind, windows) for windows in empty]
         runs, wanted = wanted, min(2 * wanted, most)
 
 
 def _look(
-    task: Task, cases: Sequence[Case], served: dict[Window, bool]
+    task: Task, checked: Sequence[Case], timed: Sequence[Case], served: dict[Window, bool]
 ) -> tuple[int, list[list[Window]]]:
     """The number of windows, and the empty ones of each dtype and dimension that has any.
 
     Args:
         task: The task.
-        cases: Those that were drawn.
+        checked: Check cases that were drawn.
+        timed: Benchmark cases that were drawn, in which kernels are checked, too.
         served: Whether an export serves a window, for empty ones; what is found out is added.
     """
+    cases = [*checked, *timed]
     ranged = ranged_dims(c.dims for c in cases)
+
+    def sizes_of(case: Case) -> tuple[int, ...]:
+        return tuple(int(cast("int", case.dims[n])) for n in ranged)
+
     by_dtype: dict[str, set[tuple[int, ...]]] = defaultdict(set)
     for case in cases:
-        by_dtype[case.dtype].add(tuple(int(cast("int", case.dims[n])) for n in ranged))
+        by_dtype[case.dtype].add(sizes_of(case))
+    smallest = min((math.prod(sizes_of(c)) for c in timed), default=math.inf)
     others = [{n: v for n, v in c.dims.items() if n not in ranged} for c in cases]
     count, found = 0, []
     for dtype, sizes in sorted(by_dtype.items()):
         region = _Region(task, dtype, ranged, sizes, others)
         for position, dim in enumerate(ranged):
             points = sorted((s[position], math.prod(s)) for s in sizes)
-            windows = list(_windows(dtype, dim, position, sizes))
+            windows = list(_windows(dtype, dim, position, sizes, smallest))
             empty = [w for w in windows if not _any_in(w, points)]
             for window in empty:
                 if window not in served:
@@ -199,10 +211,8 @@ class _Region:
         size = _between(rng, window.least, WINDOW * window.least)
         shape = {window.dim: size}
         others = rng.sample([n for n in self._ranges if n != window.dim], len(self._ranges) - 1)
-        least, most = 0.0, math.inf  # product of those that are left to draw
-        if window.least_product is not None:
-            least = window.least_product / size
-            most = WINDOW * least
+        # Product of those that are left to draw.
+        least, most = window.least_product / size, window.most_product / size
         for i, name in enumerate(others):
             rest = [self._ranges[n] for n in others[i + 1 :]]
             own = self._ranges[name]
@@ -220,9 +230,18 @@ def _between(rng: random.Random, low: float, high: float) -> int:
 
 
 def _windows(
-    dtype: str, dim: str, position: int, sizes: Collection[tuple[int, ...]]
+    dtype: str, dim: str, position: int, sizes: Collection[tuple[int, ...]], smallest: float
 ) -> Iterator[Window]:
-    """Windows, half a window apart, all of which lies in the range that an export could have."""
+    """Windows, half a window apart, all of which lies in the range that an export could have; of
+    served products, those in which a size in the middle of the window can have them.
+
+    Args:
+        dtype: Of the calls.
+        dim: A dimension.
+        position: Its place among the sizes.
+        sizes: Of the cases.
+        smallest: Product of the sizes of the smallest benchmark.
+    """
     low = [min(each) for each in zip(*sizes, strict=True)]
     high = [max(each) for each in zip(*sizes, strict=True)]
     most = max(map(math.prod, sizes))
@@ -230,12 +249,18 @@ def _windows(
     most_others = math.prod(high) / high[position]
     starts = list(_steps(low[position], high[position]))
     for size in starts:
-        yield Window(dtype, dim, size, None)
+        yield Window(dtype, dim, size)
     for size in starts:
-        least = WINDOW * size * fewest_others
-        largest = min(most, size * most_others)
+        least, largest = WINDOW * size * fewest_others, min(most, size * most_others)
         for product in _steps(least, largest):
-            yield Window(dtype, dim, size, product)
+            yield Window(dtype, dim, size, product, WINDOW * product)
+        middle = math.sqrt(WINDOW) * size
+        least, largest = max(smallest, middle * fewest_others), min(most, middle * most_others)
+        if least * LEAST_PART <= largest:
+            for product in list(_steps(least, largest)) or [least]:
+                yield Window(dtype, dim, size, product, min(WINDOW * product, largest))
+            if least * WINDOW < largest:
+                yield Window(dtype, dim, size, largest / WINDOW, largest)
 
 
 def _steps(low: float, high: float) -> Iterator[float]:
@@ -248,15 +273,15 @@ def _steps(low: float, high: float) -> Iterator[float]:
 
 def _line(kind: Kind, empty: Sequence[Window]) -> str:
     first, more = empty[0], len(empty) - 1
-    product = first.least_product
-    inside = f" and the product of the dimensions {_range(product)}" if product else ""
+    product = _range(first.least_product, first.most_product) if first.least_product else ""
+    inside = f" and the product of the dimensions {product}" if product else ""
     others = f" (and in {more} more such windows)" if more else ""
     return (
         f"task.toml: {kind}: a {first.dtype} kernel that is wrong where {first.dim} is "
-        f"{_range(first.least)}{inside}{others} passes every case, visible or hidden, and an "
-        "export would use it there: add a hidden_check generator"
+        f"{_range(first.least, WINDOW * first.least)}{inside}{others} passes every case, visible "
+        "or hidden, and an export would use it there: add a hidden_check generator"
     )
 
 
-def _range(least: float) -> str:
-    return f"{math.ceil(least):,} to {math.floor(WINDOW * least):,}"
+def _range(least: float, most: float) -> str:
+    return f"{math.ceil(least):,} to {math.floor(most):,}"
