@@ -416,7 +416,7 @@ def _kernel(winner: Winner, measured: LibraryTimes) -> KernelRecord:
         targets=(measured.target,),
         configs=result.configs,
         regions=result.regions,
-        pitched=any(c.noncontiguous for c in winner.task.cases(measured.device.kind).check),
+        pitched=result.pitched,
         compiled=tuple(measured.compiled.get(winner.id, ())),
         origin=winner.origin,
     )

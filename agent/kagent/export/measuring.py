@@ -45,7 +45,7 @@ from kagent.export.record import (
     RegionRecord,
     Timing,
 )
-from kagent.export.regions import regions_of
+from kagent.export.regions import checked_padded, regions_of
 
 Say = Callable[[str], None]
 
@@ -74,6 +74,7 @@ class TimedResult:
     configs: tuple[Mapping[str, object], ...] = ()
     regions: tuple[RegionRecord, ...] = ()
     versus_torch: Comparison | None = None  # on the hidden cases drawn here
+    pitched: bool = False  # checked with rows further apart than they are long
 
 
 @dataclass(frozen=True)
@@ -259,7 +260,9 @@ class _Verified:
         for request, answer in zip(requests, built, strict=True):
             if (different := self._replay(entrant, request, answer, replayer)) is not None:
                 return _refused(entrant, "is not what was measured", different)
-        return TimedResult(entrant.id, "", configs, regions_of(self._checked, errors))
+        regions = regions_of(self._checked, errors)
+        pitched = checked_padded(self._task, self._checked, [*bench, *self._hidden])
+        return TimedResult(entrant.id, "", configs, regions, pitched=pitched)
 
     def _replay(
         self, entrant: LibraryEntrant, request: BuildRequest, built: Built, replayer: Replayer

@@ -17,6 +17,7 @@ from typing import cast
 
 from kagent_sandbox.data.build import Value
 from kagent_sandbox.data.case import Case
+from kagent_sandbox.data.task import Task
 from kagent_sandbox.data.verdict import CaseError
 from kagent_sandbox.judge.check.shape_gaps import ranged_dims
 
@@ -44,6 +45,19 @@ def regions_of(cases: Iterable[Case], errors: Iterable[CaseError] = ()) -> tuple
         replace(_region(d, by_dtype[d], ranged), element_error=worst.get(d))
         for d in sorted(by_dtype)
     )
+
+
+def checked_padded(task: Task, checked: Iterable[Case], timed: Iterable[Case]) -> bool:
+    """Whether rows further apart than they are long were checked in tensors as large as those that
+    a library has a kernel for.
+
+    Args:
+        task: The task.
+        checked: Cases that a kernel was checked on.
+        timed: Cases that it is timed on: below the smallest of them a library calls torch.
+    """
+    least = min(map(task.min_bytes, timed), default=math.inf)
+    return any(c.noncontiguous and task.min_bytes(c) >= least for c in checked)
 
 
 def _region(dtype: str, cases: list[Mapping[str, Value]], ranged: list[str]) -> RegionRecord:

@@ -28,11 +28,12 @@ from kagent.export.record import (
     valid_name,
 )
 from kagent.export.references import shipped_reference
-from kagent.export.regions import regions_of
+from kagent.export.regions import checked_padded, regions_of
 from kagent.export.views import certificate_view
 from kagent.resources import resource
 from kagent.tasks import find_task, task_names
 from kagent_sandbox.data.case import Case
+from kagent_sandbox.data.task import draw_hidden
 from kagent_sandbox.data.verdict import speed_verdict
 from kagent_sandbox.errors import TaskError, UserError
 from rich.console import Console
@@ -181,6 +182,20 @@ def test_a_file_is_the_same_but_for_its_import():
     """Some characters end a line for `str.splitlines`, and none for Python."""
     with pytest.raises(UserError, match="would be another one"):
         as_shipped('A = "\x0c"\nfrom kagent_sandbox.lang import cpp_kernel\nB = 1\n')
+
+
+def test_padded_rows_count_as_checked_where_tensors_are_as_large_as_those_served():
+    """A library handed a kernel padded tensors of sizes at which none was ever checked."""
+    task = find_task("softmax")
+    timed = task.cpu.bench
+    small = Case(name="c", dtype="float32", noncontiguous=True, M=37, N=1023)
+    large = small.model_copy(update={"M": 4096, "N": 1024})
+    assert not checked_padded(task, [small, *timed], timed)
+    assert checked_padded(task, [small, large, *timed], timed)
+    hidden = draw_hidden(task, "cpu", "bench", 3)
+    checked = [*task.cpu.check, *draw_hidden(task, "cpu", "check", 3)]
+    assert checked_padded(task, checked, [*timed, *hidden])
+    assert not checked_padded(task, [small], [])
 
 
 @pytest.mark.parametrize("name", task_names())
