@@ -484,6 +484,9 @@ def _hidden(
     if usual > 2 * limit and far != low:
         plain_fields = {**own, "inputs": fields["inputs"]}
         checks.append(DraftGenerator(many - 1, plain_fields, dims, cost, limit, usual))
+        # As large as what a library has kernels for, which gives them padded rows, too.
+        padded = {"noncontiguous": [True]} if True in fields.get("noncontiguous", ()) else {}
+        checks.append(DraftGenerator(1, plain_fields | padded, dims, cost, usual, 1.5 * usual))
     return tuple(checks), (timed,)
 
 

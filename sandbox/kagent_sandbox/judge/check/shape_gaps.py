@@ -233,7 +233,7 @@ def _windows(
     dtype: str, dim: str, position: int, sizes: Collection[tuple[int, ...]], smallest: float
 ) -> Iterator[Window]:
     """Windows, half a window apart, all of which lies in the range that an export could have; of
-    served products, those in which a size in the middle of the window can have them.
+    served products, those that a size in the middle of the window can have.
 
     Args:
         dtype: Of the calls.
@@ -247,6 +247,7 @@ def _windows(
     most = max(map(math.prod, sizes))
     fewest_others = math.prod(low) / low[position]
     most_others = math.prod(high) / high[position]
+    usual_others = most_others / 2 ** max(0, len(high) - 2)  # hardly ever are all at their largest
     starts = list(_steps(low[position], high[position]))
     for size in starts:
         yield Window(dtype, dim, size)
@@ -255,7 +256,7 @@ def _windows(
         for product in _steps(least, largest):
             yield Window(dtype, dim, size, product, WINDOW * product)
         middle = math.sqrt(WINDOW) * size
-        least, largest = max(smallest, middle * fewest_others), min(most, middle * most_others)
+        least, largest = max(smallest, middle * fewest_others), min(most, middle * usual_others)
         if least * LEAST_PART <= largest:
             for product in list(_steps(least, largest)) or [least]:
                 yield Window(dtype, dim, size, product, min(WINDOW * product, largest))

@@ -115,6 +115,18 @@ def test_a_range_of_shapes_without_cases_is_a_hole(monkeypatch):
     assert "add a hidden_check generator" in said
 
 
+def test_large_calls_of_few_columns_are_served_and_so_need_cases(monkeypatch):
+    """A kernel with fewer than 256 columns wrote past its rows where there were 500000 elements or
+    more: the cases of so few columns were all smaller, and a library served larger ones.
+    """
+    monkeypatch.setattr(shape_gaps, "MOST_RUNS", 100)
+    task = find_task("gelu")
+    smaller = tuple(g for g in task.cpu.hidden_check if not g.least or g.least < 500_000)
+    cpu = task.cpu.model_copy(update={"hidden_check": smaller})
+    _, gaps = find_gaps(task.model_copy(update={"cpu": cpu}), "cpu")
+    assert "where N is 32 to 128 and the product of the dimensions 5" in "\n".join(gaps)
+
+
 def test_a_range_of_one_dimension_without_cases_is_a_hole(tmp_path, monkeypatch):
     monkeypatch.setattr(shape_gaps, "MOST_RUNS", 100)
     text = TASK.replace("max = 9", "max = 7")
