@@ -23,7 +23,7 @@ from kagent_sandbox.judge.arena.phase_timer import PhaseTimer
 from kagent_sandbox.judge.arena.scratch import blamed, refuse_scratch
 from kagent_sandbox.judge.arena.session import Arenas, CandidateRejected, LauncherSession
 from kagent_sandbox.judge.check.cases import bench_cases, check_cases, race_cases
-from kagent_sandbox.judge.check.check_inputs import draw_pair, drawn_pairs
+from kagent_sandbox.judge.check.check_inputs import draw_sets, drawn_sets
 from kagent_sandbox.judge.check.checker import Checker, check_results
 from kagent_sandbox.judge.check.guests import refuse_bad_guests
 from kagent_sandbox.judge.check.inputs import InputSampler
@@ -223,8 +223,8 @@ class Judge:
         with LauncherSession(
             self.backend, arena, built.binaries, Stage.CHECK, timed=False
         ) as session:
-            pair = draw_pair(self._checker.sampler, case)
-            return self._checker.check(session, built, case, pair)
+            sets = draw_sets(self._checker.sampler, case)
+            return self._checker.check(session, built, case, sets)
 
     def _tried(
         self, evaluate: Callable[[], T], blame: Callable[[Exception], Rejected | None]
@@ -275,9 +275,9 @@ class Judge:
                     timed=bool(self._most_kept),
                 )
             )
-            with drawn_pairs(self._checker.sampler, self.check_cases) as pairs:
-                for case, pair in zip(self.check_cases, pairs, strict=True):
-                    errors += self._checker.check(session, built, case, pair, budget=budget)
+            with drawn_sets(self._checker.sampler, self.check_cases) as drawn:
+                for case, sets in zip(self.check_cases, drawn, strict=True):
+                    errors += self._checker.check(session, built, case, sets, budget=budget)
             self._checker.reject_decoys(session, built, self.check_cases)
             if self._most_kept:
                 stack.pop_all()

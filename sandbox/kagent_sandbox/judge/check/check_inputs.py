@@ -12,6 +12,8 @@ import functools
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
+from kagent_sandbox.judge.check.altered_inputs import altered
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Future
@@ -28,9 +30,10 @@ the reference's results in float64, two sets may not fit beside each other, and 
 the device anyway."""
 
 
-def draw_pair(sampler: InputSampler, case: Case) -> tuple[InputSet, InputSet]:
-    """Two sets of inputs of a check case, the reference's results on both, and torch's errors; of a
-    large case the results on the first alone, as the other's have no room beside these.
+def draw_sets(sampler: InputSampler, case: Case) -> tuple[InputSet, ...]:
+    """Two sets of inputs of a check case, and the second one altered (`altered_inputs`), the
+    reference's results on all, and torch's errors; of a large case two sets, and the results on the
+    first alone, as the other's have no room beside these.
 
     Raises:
         TaskError: The task's reference.py fails.
@@ -42,9 +45,13 @@ def draw_pair(sampler: InputSampler, case: Case) -> tuple[InputSet, InputSet]:
     sampler.expected(first)
     sampler.usual_errors(first)
     other = sampler.draw(case, other_than=first)
-    if not large:
-        sampler.expected(other)
-    return first, other
+    if large:
+        return first, other
+    sampler.expected(other)
+    if other.known_altered is None:
+        found = altered(sampler, other)
+        other.known_altered = () if found is None else (found,)
+    return first, other, *other.known_altered
 
 
 def draw_new(sampler: InputSampler, case: Case) -> InputSet:
@@ -60,21 +67,21 @@ def draw_new(sampler: InputSampler, case: Case) -> InputSet:
 
 
 @contextlib.contextmanager
-def drawn_pairs(
+def drawn_sets(
     sampler: InputSampler, cases: Sequence[Case]
-) -> Iterator[Iterator[tuple[InputSet, InputSet]]]:
-    """A pair of each case (`draw_pair`); no thread is left at the end. Where draws are kept there
+) -> Iterator[Iterator[tuple[InputSet, ...]]]:
+    """The sets of each case (`draw_sets`); no thread is left at the end. Where draws are kept there
     is too little to gain for a thread.
 
     Raises:
         TaskError: The task's reference.py fails; raised at its case.
     """
-    draw = functools.partial(draw_pair, sampler)
+    draw = functools.partial(draw_sets, sampler)
     if sampler.keeps_draws:
         yield map(draw, cases)
         return
-    with _drawn_ahead(draw, sampler.task, cases) as pairs:
-        yield pairs
+    with _drawn_ahead(draw, sampler.task, cases) as sets:
+        yield sets
 
 
 @contextlib.contextmanager

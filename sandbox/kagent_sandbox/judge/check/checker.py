@@ -1,4 +1,4 @@
-"""Check of a candidate: three runs of every check case on two draws, against the reference."""
+"""Check of a candidate: four runs of every check case on three draws, against the reference."""
 
 from __future__ import annotations
 
@@ -128,17 +128,17 @@ class Checker:
         config: int = 0,
         budget: TimeBudget | None = None,
     ) -> list[CaseError]:
-        """Run one case: on the first draw in two places, then on the other where it ran last.
+        """Run one case: on the first draw in two places, then on the others where it ran last.
 
-        Memory of the second place is aligned no better than torch's own. The last run has new data
-        at the same addresses, right after the run before it.
+        Memory of the second place is aligned no better than torch's own. The third run has new data
+        at the same addresses, right after the run before it; the fourth one of another element.
 
         Args:
             session: The candidate's stay on the device.
             built: The candidate's plans.
             case: The case.
-            input_sets: Two draws of the case; or one for a single run, for further configurations
-                of a checked candidate. They are released.
+            input_sets: Two draws of the case, and the second one altered; or one for a single run,
+                for further configurations of a checked candidate. They are released.
             config: Index of the configuration.
             budget: Seconds for the executions of all cases; None: each has its own limit only.
 
@@ -154,7 +154,7 @@ class Checker:
             case,
             plan,
             session.arena,
-            count=len(input_sets),
+            count=min(2, len(input_sets)),
             prefix=f"c{config}",
             beyond=self.beyond,
         )
@@ -254,6 +254,11 @@ class Checker:
                 text = numerics.describe(
                     error, limit, numerics.find_worst(out, ref), result, self.task.tolerance_from
                 )
+                if input_set.is_altered:
+                    text += (
+                        "; the run before had the same inputs in the same place but for one "
+                        "element: results must not be kept from call to call"
+                    )
                 raise _out(Status.INCORRECT_NUMERICAL, text, input_set.case, stage)
             errors.append(error)
         return errors

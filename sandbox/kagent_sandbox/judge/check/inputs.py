@@ -84,6 +84,8 @@ class InputSet:
     known_results: tuple[torch.Tensor, ...] | None = field(default=None, repr=False)
     known_spot_checks: tuple[SpotChecks, ...] | None = field(default=None, repr=False)
     known_errors: tuple[numerics.Errors, ...] | None = field(default=None, repr=False)
+    known_altered: tuple[InputSet, ...] | None = field(default=None, repr=False)
+    is_altered: bool = False  # those of another draw but for one element
 
     @property
     def arguments(self) -> dict[str, object]:

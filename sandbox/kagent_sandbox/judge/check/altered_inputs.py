@@ -1,0 +1,95 @@
+"""Inputs of a draw with one element changed: what a kernel that keeps results must notice.
+
+A kernel may keep its last result, and give it again where a few elements of the inputs are what
+they were, at the same addresses. On draws that share nothing it is right, and in a program whose
+tensors change in place it is wrong. So a check ends with a run right after another one, in the same
+place, on the same inputs but for one element, anywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from kagent_sandbox.data.build_case import build_case
+from kagent_sandbox.device.plan_ops import dtype_of
+from kagent_sandbox.errors import TaskError
+from kagent_sandbox.judge.check import numerics
+
+if TYPE_CHECKING:
+    from kagent_sandbox.judge.check.inputs import InputSampler, InputSet
+
+TRIES = 3
+"""Elements that are tried: a change of some is not seen in any result, or is no input of the task,
+as where one argument is computed from another."""
+
+
+def altered(sampler: InputSampler, input_set: InputSet) -> InputSet | None:
+    """Change one element of a floating-point argument, so that a result must be another one.
+
+    Args:
+        sampler: Of the task, with its reference.
+        input_set: A draw. The altered one shares its other tensors.
+
+    Returns:
+        The altered draw, or None if none was found: torch must be as near to the reference on it as
+        a candidate may be, and the results of the draw as it was must be too far.
+    """
+    names = [
+        name
+        for name, t in input_set.tensors.items()
+        if t.is_floating_point() and t.dtype.itemsize > 1 and t.numel() > 1
+    ]
+    for name in random.SystemRandom().choices(names, k=TRIES) if names else ():
+        tensor = input_set.tensors[name].clone(memory_format=torch.contiguous_format)
+        if not _change(tensor):
+            continue
+        tensors = {**input_set.tensors, name: tensor}
+        found = replace(
+            input_set,
+            tensors=tensors,
+            seed=None,
+            known_results=None,
+            known_spot_checks=None,
+            known_errors=None,
+            known_altered=(),
+            is_altered=True,
+        )
+        with contextlib.suppress(TaskError):  # which inputs of the task do not lead to
+            if _must_differ(sampler, input_set, found):
+                return found
+    return None
+
+
+def _change(tensor: torch.Tensor) -> bool:
+    """Let a random element have the largest finite value of a tensor, or minus that."""
+    flat = tensor.view(-1)
+    sizes = torch.where(flat.isfinite(), flat.abs(), 0)
+    value = flat[sizes.argmax()].clone()
+    place = random.SystemRandom().randrange(flat.numel())
+    if bool(flat[place] == value):
+        return False
+    flat[place] = value
+    return True
+
+
+def _must_differ(sampler: InputSampler, before: InputSet, after: InputSet) -> bool:
+    """Whether torch is near enough to the reference on the altered draw, and the results on the
+    draw before are not.
+    """
+    task, differ = sampler.task, False
+    dtypes = [dtype_of(spec.dtype) for spec in build_case(task, after.case).compared]
+    results = zip(sampler.expected(before), sampler.expected(after), strict=True)
+    errors = sampler.torch_errors(after)
+    for result, dtype, (old, new), error in zip(
+        task.compared, dtypes, results, errors, strict=True
+    ):
+        if not numerics.share(error, numerics.most_allowed(result, dtype)) <= 1:
+            return False
+        far = numerics.measure_errors(old.to(dtype), new, result.row_dims, effective=False)
+        differ |= numerics.share(far, numerics.allowed(error, result, dtype)) > 1
+    return differ
