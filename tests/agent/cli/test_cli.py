@@ -217,6 +217,36 @@ def test_times_are_not_lost_with_the_race(task, warm, machine, monkeypatch):
     assert data["race"]["cases"] == []
 
 
+@pytest.mark.parametrize("language", ["cpp", "triton"])
+def test_a_file_that_does_not_parse_is_not_timed_and_says_why(kagent, task, tmp_path, language):
+    """Nothing is started or measured for it, with and without a GPU."""
+    bad = tmp_path / "bad.py"
+    source = "cpp_kernel('k', '')\n" if language == "cpp" else "@triton.jit\n"
+    bad.write_text(f"{source}def double(x):\n    return (x\n")
+    shown = kagent("bench", bad, "--task", task)
+    assert shown.code == 1
+    assert shown.out.startswith("double not timed: the candidate was rejected\n")
+    assert "COMPILE_ERROR" in shown.out
+    assert "line 3: `return (x`: SyntaxError: '(' was never closed" in shown.out
+    assert "GPU" not in shown.out
+    assert shown.err == ""
+    shutil.copy(bad, tmp_path / "worse.py")
+    shown = kagent("bench", bad, tmp_path / "worse.py", "--task", task)
+    assert "double not timed: all 2 candidates were rejected" in shown.out
+
+
+def test_a_file_that_does_not_build_is_rejected_before_baselines_are_measured(
+    task, warm, machine, monkeypatch
+):
+    monkeypatch.setattr(machine[1], "baselines", None)
+    shown = warm("bench", task / "item.py", "--task", task, "--jobs", 1)
+    assert shown.code == 1, shown.err
+    assert "double not timed: the candidate was rejected" in shown.out
+    assert "POLICY" in shown.out
+    assert "item: build" in shown.err
+    assert "race" not in shown.err
+
+
 def test_a_machine_that_fails_before_anything_is_timed_is_an_error(
     task, warm, machine, monkeypatch
 ):
