@@ -178,7 +178,8 @@ def test_a_name_of_no_run_is_refused_with_the_last_ones(kagent, stored):
     [
         (("ask", "softmax", "--runs", "file"), "file: a file, where a folder was expected", 4),
         (("ask", "softmax", "--runs", "file/a"), "file: a file, where a folder was expected", 4),
-        (("ask", "softmax", "--runs", "/proc/x"), "/proc/x: cannot be made there", 4),
+        (("ask", "softmax", "--runs", "/proc/x"), "/proc/x: cannot be made there (No such file or "
+         "directory): name another place", 4),
         (("campaign", "softmax", "--to", "file"), "file: a file, where a folder was expected", 4),
         (("campaign", "no.toml"), "no.toml: no such file: expected a campaign's TOML file", 2),
         (("campaign", "folder"), "folder: no task there: expected a task's folder, a "
