@@ -303,6 +303,7 @@ def test_candidates_are_timed_beside_the_baselines_and_failures_named(task, monk
             2,
             "x.py: a Python file, where a task was expected: kagent new x.py:N",
         ),
+        (("evolve", "gone.py"), 2, "gone.py: no such file: expected a task's name, or its"),
         (("evolve", "nothing"), 2, "no task 'nothing': there are adamw"),
         (("show", "nope"), 4, "no run 'nope'"),
         (("bench", "--task", "softmax"), 2, "Missing argument"),
