@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kagent_sandbox.builder.client import Builder
+from kagent_sandbox.builder.client import Builder, parse_fault
 from kagent_sandbox.data.build import Built, Contender
 from kagent_sandbox.data.device import DeviceFacts
 from kagent_sandbox.data.kind import Kind
@@ -53,7 +53,7 @@ class Benched:
 
     `measured` are the times that each candidate has by itself, which the race does without. They
     are what there is where it failed: `failure` says why. Without a GPU for them, candidates that
-    are rejected are all that there is.
+    are rejected are all that there is. `facts` is None where no device was opened.
     """
 
     facts: DeviceFacts | None
@@ -221,6 +221,8 @@ def bench_files(
 ) -> Benched:
     """Check candidates, find each one's best configuration, then race them with all baselines.
 
+    Nothing is measured before every candidate is built. Where none can be, nothing is at all.
+
     Args:
         task: The task.
         paths: The files.
@@ -237,6 +239,10 @@ def bench_files(
     contender_names(paths)
     sources = [(p, read_candidate(p)) for p in paths]
     kind = _kind_of(sources)
+    faults = [fault for _, s in sources if (fault := parse_fault(s)) is not None]
+    if len(faults) == len(sources):
+        rejected = dict(zip(contender_names(paths), faults, strict=True))
+        return Benched(None, {}, Race((), {}), rejected)
     sound_task(task, kind, say)
     if not available(kind):
         return _not_timed(task, sources, jobs=jobs, configs=configs, say=say)
@@ -247,27 +253,36 @@ def bench_files(
         JudgeClient(task.folder, device, secret, on_wait=say) as judge,
     ):
         request = request_maker(task, judge.facts, search_cases(task, kind, secret), configs)
-        baselines = judge.baselines(say, cached=not fresh)
-        judge.ceilings()
-        taken = {name for times in baselines.us.values() for name in times} | {BEST_OF_TORCH}
-        names = contender_names(paths, taken)
         bench = Benched(judge.facts, {}, Race((), {}), {})
+        names = contender_names(paths)
+        builds: list[Built | Rejected] = []
+        for (_, source), name in zip(sources, names, strict=True):
+            say(f"{name}: build")
+            builds.append(builder.build(request(source)))
+        if any(isinstance(built, Built) for built in builds):
+            baselines = judge.baselines(say, cached=not fresh)
+            judge.ceilings()
+            taken = {name for times in baselines.us.values() for name in times} | {BEST_OF_TORCH}
+            names = contender_names(paths, taken)
         contenders: list[Contender] = []
         try:
-            for (_, source), name in zip(sources, names, strict=True):
-                say(f"{name}: build, check, measure")
-                built = builder.build(request(source))
+            for name, built in zip(names, builds, strict=True):
+                if isinstance(built, Rejected):
+                    bench.rejected[name] = built
+                    continue
+                say(f"{name}: check, measure")
                 verdict = _evaluate(built, judge)
                 if isinstance(verdict, Rejected):
                     bench.rejected[name] = verdict
                     continue
-                assert not isinstance(built, Rejected), "it was measured"
                 bench.measured[name] = verdict
                 contenders.append(
                     Contender(name, built, {t.case: t.config for t in verdict.timings})
                 )
+            if not contenders:
+                return bench
             say("race")
-            race = judge.race(contenders, hidden=False) if contenders else bench.race
+            race = judge.race(contenders, hidden=False)
         except KagentError as e:
             if not bench.measured:
                 raise
@@ -320,9 +335,7 @@ def contender_names(paths: Sequence[Path], taken: Collection[str] = ()) -> list[
     ]
 
 
-def _evaluate(built: Built | Rejected, judge: JudgeClient) -> Passed | Rejected:
+def _evaluate(built: Built, judge: JudgeClient) -> Passed | Rejected:
     """A checked candidate's times, with the fastest configuration of each case."""
-    if isinstance(built, Rejected):
-        return built
     errors = judge.check(built)
     return errors if isinstance(errors, Rejected) else judge.measure(built, errors)

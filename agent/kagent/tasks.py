@@ -62,6 +62,16 @@ def find_task(name_or_path: str | Path, *, calibrated: bool = True) -> Task:
         path = path.parent
     if path.is_dir():
         return load_task(path, calibrated=calibrated)
+    if path.is_file() and path.suffix == ".py":
+        raise TaskError(
+            f"{text}: a Python file, where a task was expected: kagent new "
+            f"{shlex.quote(text)}:NAME makes one of a function or module in it"
+        )
+    if path.exists():
+        raise TaskError(f"{text}: a file, where a task's folder was expected")
+    if len(path.parts) > 1 or text.startswith((".", "~")) or path.suffix == ".py":
+        what = "file" if path.suffix else "folder"
+        raise TaskError(f"{text}: no such {what}: expected a task's name, or its folder's path")
     close = difflib.get_close_matches(text, names, n=1)
     hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}."
     raise TaskError(f"no task {text!r}: {hint} A folder with a task.toml works by its path.")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
+import pydantic
 import typer
 from kagent_sandbox.confine.policy import ask_for
 from kagent_sandbox.data.language import ANY, LANGUAGES
@@ -20,7 +21,8 @@ from typer.core import TyperGroup
 
 from kagent import resources
 from kagent.config.devices import use_device
-from kagent.config.settings import load_config
+from kagent.config.faults import problem_of, with_value
+from kagent.config.settings import OptionError, load_config
 from kagent.fleet.fleet import LOCAL
 from kagent.ui.terminal import Terminal
 
@@ -48,6 +50,16 @@ class _Grouped(TyperGroup):
             return _PANELS.index(panel), first
 
         return sorted(super().list_commands(ctx), key=place)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; what it says of a value that does not fit names the value."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as e:
+            if isinstance(cause := e.__cause__, pydantic.ValidationError):  # Typer from 0.26 on
+                first = cause.errors()[0]
+                e.message = with_value(problem_of(first), first["input"])
+            raise
 
 
 app = typer.Typer(
@@ -221,7 +233,8 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except KagentError as e:
-        err.print(Text(f"kagent: {e}", style="red"))
+        text = e.on_command_line if isinstance(e, OptionError) else str(e)
+        err.print(Text(f"kagent: {text}", style="red"))
         sys.exit(e.exit_code)
     finally:
         # All is said and stored: another Ctrl-C would only show how the interpreter ends.

@@ -298,9 +298,13 @@ def bench(
             }
         )
     else:
-        where = (
-            "not timed: there is no GPU here" if result.facts is None else f"on {result.facts.name}"
-        )
+        if len(result.rejected) == len(files):
+            which = "the candidate was" if len(files) == 1 else f"all {len(files)} candidates were"
+            where = f"not timed: {which} rejected"
+        elif result.facts is None:
+            where = "not timed: there is no GPU here"
+        else:
+            where = f"on {result.facts.name}"
         out.print(f"{found.name} {where}\n")
         if result.race.cases or result.race.failed:
             out.print(tables.race_table(result.race, matrix=found.matrix))

@@ -31,6 +31,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from kagent.config.faults import problem_of, with_value
 from kagent.config.values import (
     Address,
     Key,
@@ -67,6 +68,24 @@ def cores() -> int:
 
 def _default_proposer(data: dict[str, Any]) -> str:
     return "model" if data.get("model") or data.get("models") else "tune"
+
+
+class OptionError(UserError):
+    """A value does not fit an option that was given as a flag, or by a program.
+
+    Attributes:
+        option: Name of the option.
+    """
+
+    def __init__(self, text: str, option: str = "") -> None:
+        super().__init__(text)
+        self.option = option
+
+    @property
+    def on_command_line(self) -> str:
+        """The text as the command line has it: '--max-time: ...' for 'option max_time: ...'."""
+        flag = f"--{self.option.replace('_', '-')}"
+        return str(self).replace(f"option {self.option}:", f"{flag}:", 1)
 
 
 class _OpenAIVariables(PydanticBaseSettingsSource):
@@ -292,10 +311,12 @@ def load_config_of(file: str, flags: Mapping[str, object]) -> Config:
     if Path(_FILE).exists() and not Path(_FILE).is_file():
         raise UserError(f"{_FILE}: a folder or a device, where a file was expected: move it away")
     given = {name: value for name, value in flags.items() if value is not None}
+    flag = ""
     try:
         config = Config(**given)  # type: ignore[arg-type]
     except pydantic.ValidationError as e:
         text = _fault(e, given)
+        flag = _flag(e, given)
     except SettingsError as e:
         text = _no_json(e)
     except (ValueError, RecursionError) as e:  # TOML that cannot be read
@@ -303,7 +324,8 @@ def load_config_of(file: str, flags: Mapping[str, object]) -> Config:
     else:
         config.note_origin(given, file)
         return config
-    raise UserError(text)  # out of the handlers: what was caught may hold a key
+    # Out of the handlers: what was caught may hold a key.
+    raise OptionError(text, flag) if flag else UserError(text)
 
 
 def _refuse_host(file: str, address: str, does: str) -> None:
@@ -350,10 +372,16 @@ def _fault(error: pydantic.ValidationError, given: Mapping[str, object]) -> str:
         have = ", ".join(ModelTable.model_fields if nested else Config.model_fields)
         where = f" in {_named(place[:-1])}" if nested else ""
         return f"{source}no option {place[-1]!r}{where}: there are {have}"
-    problem = first["msg"].removeprefix("Value error, ")
+    problem = problem_of(first)
     secret = place[-1] in _SECRET if place else True
-    got = "" if secret else f", got {first['input']!r}"
-    return f"{source}option {_named(place)}: {problem}{got}"
+    said = problem if secret else with_value(problem, first["input"])
+    return f"{source}option {_named(place)}: {said}"
+
+
+def _flag(error: pydantic.ValidationError, given: Collection[str]) -> str:
+    """The option of a fault, where it was given as a flag; else ""."""
+    place = error.errors()[0]["loc"]
+    return str(place[0]) if len(place) > 0 and place[0] in given else ""
 
 
 def _unreadable() -> str:

@@ -42,6 +42,7 @@ from kagent.evolve.remembering import SeedText
 from kagent.llm.chat import ModelError
 from kagent.runs.ask import Ask, AskRecord, CapReached, Draft, Proposer, Setting
 from kagent.runs.events import (
+    DUPLICATES_IN_A_ROW,
     Answered,
     Finished,
     Observer,
@@ -66,7 +67,6 @@ from kagent.search.settled import nothing_to_gain
 from kagent.text import plural
 
 UNTIMED = 2  # candidates of each judge that are built and not timed, up to which more is asked
-DUPLICATES_IN_A_ROW = 40  # after so many nothing new is to be expected
 ENDS_WITH_JOINING = (
     Stop.BUDGET,
     Stop.EXHAUSTED,

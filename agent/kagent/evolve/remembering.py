@@ -20,7 +20,7 @@ from kagent.runs.kernel_files import read_kernel
 from kagent.runs.lineage import Operator, Origin, Proposal
 from kagent.runs.recalled import Recalled, RecalledSeed
 from kagent.runs.store import RunStore
-from kagent.text import short
+from kagent.text import plural, short
 
 _MOST_HYPOTHESIS = 300  # characters
 
@@ -106,8 +106,11 @@ def described(recalled: Recalled) -> list[str]:
     ]
     lines += [f"memory: left out: {text}" for text in recalled.left_out]
     if recalled.effects:
-        techniques = len({e.technique for e in recalled.effects})
-        lines.append(f"memory: what {techniques} techniques did in {', '.join(recalled.runs)}")
+        techniques = plural(len({e.technique for e in recalled.effects}), "technique")
+        lines.append(
+            f"memory: the results of {techniques} in {', '.join(recalled.runs)}: prompts for "
+            "models show them, and propose those that gained most more often"
+        )
     return lines or ["memory: nothing of a related task"]
 
 

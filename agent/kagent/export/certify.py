@@ -12,15 +12,15 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.race import EAGER
 from kagent_sandbox.data.task import Task, load_task
-from kagent_sandbox.data.verdict import SpeedVerdict
+from kagent_sandbox.data.verdict import Comparison, SpeedVerdict
 from kagent_sandbox.errors import TaskError, UserError
 
 from kagent.export.dispatch_table import gain
@@ -69,9 +69,27 @@ class Line:
         return self.change in ("slower", "torch is faster now")
 
 
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """Visible benchmark cases of the library: how many there are, and what they are to it here."""
+
+    visible: int = 0
+    compared: int = 0  # with the times that the library has for this device
+    torch: int = 0  # the library uses torch there, so no kernel is compared
+
+    def __add__(self, other: Shapes) -> Shapes:
+        return Shapes(
+            self.visible + other.visible, self.compared + other.compared, self.torch + other.torch
+        )
+
+
 @dataclass(frozen=True)
 class Certificate:
-    """The outcome of a certification."""
+    """The outcome of a certification.
+
+    `hidden` is each correct kernel beside the best of torch, over hidden cases drawn now: other
+    ones each time, so that they are compared with none of then.
+    """
 
     device: str
     checked: tuple[str, ...]  # ids of the kernels that are correct here
@@ -80,6 +98,8 @@ class Certificate:
     changed: tuple[str, ...]  # files that are not as they were written
     skipped: dict[str, str]  # kernel -> why it cannot be judged on this machine
     tests: str = ""  # failure of the library's own tests
+    shapes: Shapes = Shapes()
+    hidden: Mapping[str, Comparison] = field(default_factory=dict)
 
     @property
     def regressions(self) -> list[Line]:
@@ -158,7 +178,22 @@ def certify(
     files = without_tests_of(without, disk.contents())
     tested = host.run_tests(disk.library.name, files, gpu=gpu, path=PACKAGES)
     tests = failure_of(disk.library.name, tested)
-    whole = Certificate(device, tuple(checked), wrong, tuple(lines), changed, skipped, tests)
+    whole = Certificate(
+        device,
+        tuple(checked),
+        wrong,
+        tuple(lines),
+        changed,
+        skipped,
+        tests,
+        sum((shapes_of(operator, m.device) for operator, m in sessions), Shapes()),
+        {
+            k: r.versus_torch
+            for _, m in sessions
+            for k, r in m.results.items()
+            if not r.refused and r.versus_torch is not None
+        },
+    )
     return whole, sessions
 
 
@@ -242,10 +277,28 @@ def entrant_of(operator: OperatorRecord, kernel: KernelRecord, kind: Kind) -> Li
     return LibraryEntrant(kernel.id, kernel.source, len(kernel.configs), choice)
 
 
+def _visible(device: DeviceRecord | None) -> dict[str, PointRecord]:
+    """Visible cases by name. Hidden ones of one name are other shapes each time."""
+    points = () if device is None else device.points
+    return {p.case: p for p in points if not p.case.startswith("hidden")}
+
+
+def _then(operator: OperatorRecord, now: DeviceRecord) -> dict[str, PointRecord]:
+    return _visible(next((d for d in operator.devices if d.name == now.name), None))
+
+
+def shapes_of(operator: OperatorRecord, now: DeviceRecord) -> Shapes:
+    """Count an operator's visible cases: those of then on this device, else those of now."""
+    before = _then(operator, now)
+    visible = before or _visible(now)
+    lines = [line for line in compared(operator, now) if line.case in before]
+    used_torch = sum(p.best == TORCH for p in visible.values())
+    return Shapes(len(visible), len(lines), used_torch)
+
+
 def compared(operator: OperatorRecord, now: DeviceRecord) -> Iterator[Line]:
     """Every case in which a kernel is used, then and now."""
-    then = next((d for d in operator.devices if d.name == now.name), None)
-    before = {p.case: p for p in then.points if not p.case.startswith("hidden")} if then else {}
+    before = _then(operator, now)
     for point in now.points:
         old = before.get(point.case)
         used = old.best if old is not None else point.best

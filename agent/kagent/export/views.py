@@ -16,7 +16,7 @@ from kagent.export.certify import Certificate, Line
 from kagent.export.dispatch_table import gain, mean_gain, used
 from kagent.export.reading import without_texts
 from kagent.export.record import TORCH, OperatorRecord
-from kagent.text import plural
+from kagent.text import interval_text, plural
 
 if TYPE_CHECKING:
     from kagent.export.export import Exported, ExportedFiles
@@ -107,11 +107,25 @@ def certificate_view(found: Certificate, library: Path) -> RenderableType:
         text.append(f"{found.tests}\n", "red")
     for kernel, why in found.skipped.items():
         text.append(f"{kernel}: not judged: {why}\n", "yellow")
+    text.append(f"{_shapes_text(found)}\n")
+    for kernel, versus in found.hidden.items():
+        ratio = interval_text(versus.ratio, versus.low, versus.high)
+        beside = f"{versus.verdict} beside the best of torch, {ratio}"
+        text.append(f"{kernel} on hidden shapes drawn now: {beside}\n")
     right = plural(len(found.checked), "correct kernel")
     worse = plural(len(found.regressions), "regression") if found.regressions else "no regressions"
-    verdict = f"{right} here; {worse}"
+    verdict = f"{right} here; {worse} in {plural(found.shapes.compared, 'compared shape')}"
     text.append(verdict, "bold green" if found.ok else "bold red")
     return Group(table, text)
+
+
+def _shapes_text(found: Certificate) -> str:
+    """Count of the shapes that are compared with then, and of those that are not."""
+    shapes = found.shapes
+    parts = [f"{shapes.compared} of {plural(shapes.visible, 'visible shape')} compared with then"]
+    if shapes.torch:
+        parts.append(f"torch is used at {shapes.torch}, where no kernel is compared")
+    return "; ".join([*parts, "hidden shapes are others each time, and not compared"])
 
 
 def _cells(line: Line) -> list[str]:

@@ -36,13 +36,17 @@ class Phase(StrEnum):
     RACE = "final race"
 
 
+DUPLICATES_IN_A_ROW = 40
+"""Duplicates in a row after which nothing new is to be expected."""
+
+
 class Stop(StrEnum):
     """The reason why a run ended."""
 
     BUDGET = "budget"
     """The budget is used up."""
     EXHAUSTED = "exhausted"
-    """The proposer has nothing left that was not tried."""
+    """The proposer has nothing left that was not tried, or repeats what was."""
     TIME = "time"
     """The time that was given is over."""
     COST = "cost"

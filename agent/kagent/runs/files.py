@@ -340,7 +340,8 @@ def clear_errors(folder: Path) -> Iterator[None]:
                     f"{way}: {_kind_of(way)}, where a folder was expected: name another place"
                 ) from None
         if e.errno == errno.ENOENT and not folder.exists():
-            raise RunError(f"{folder}: cannot be made there: name another place") from None
+            reason = f"cannot be made there ({e.strerror})"
+            raise RunError(f"{folder}: {reason}: name another place") from None
         other = f" ({e.filename})" if e.filename not in (None, str(folder)) else ""
         raise RunError(f"{folder}: {e.strerror or e}{other}") from None
     except UnicodeDecodeError as e:  # from an error of sqlite's that quotes what it read

@@ -25,7 +25,7 @@ from kagent.text import interval_text
 from kagent.ui import tables
 from kagent.ui.live import spent_text
 from kagent.ui.memory_view import recalled_text
-from kagent.ui.run_view import evaluated_text, path_view
+from kagent.ui.run_view import evaluated_text, exhausted_text, path_view
 
 if TYPE_CHECKING:
     from kagent.evolve.session import Outcome
@@ -46,6 +46,8 @@ def end_of_run(
         head.append_text(tables.headline(final)).append("; ")
     head.append(f"{evaluated_text(outcome.history)}; ended: {outcome.stop.value}\n", "default")
     yield head
+    if outcome.stop is Stop.EXHAUSTED:
+        yield exhausted_text(outcome.history, read_manifest(folder).proposer)
     if outcome.history.spent.calls:
         yield cost_text(outcome.history)
     if (selftest := selftest_line(read_manifest(folder).environment)) is not None:

@@ -83,14 +83,16 @@ def outcome(candidate: Candidate, speed_up: float, *, promoted: bool = False) ->
     if isinstance(verdict, Rejected):
         where = f" ({verdict.case})" if verdict.case else ""
         return f"{verdict.stage} {verdict.status}{where}: {first_line(verdict)}", "red"
-    speed = speed_text(speed_up) + (", disturbed" if verdict.notes else "")
+    speed = speed_text(speed_up)
+    speed += " after a few samples" if verdict.screened and not promoted else ""
+    speed += ", disturbed" if verdict.notes else ""
     if promoted:
         return (
             f"{speed}, {roofline_share(verdict):.0%} of the roofline, new incumbent",
             "bold green",
         )
     if verdict.screened:
-        return f"{speed} after a few samples", "dim"
+        return speed, "dim"
     if verdict.versus is not None:
         return f"{speed}, {verdict.versus.ratio:.3f}× the incumbent", "default"
     return speed, "default"

@@ -17,6 +17,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from kagent.runs.ask import Nobody
+from kagent.runs.events import DUPLICATES_IN_A_ROW, Stop
 from kagent.runs.final_race import FinalRace
 from kagent.runs.history import History
 from kagent.runs.ideas import effects
@@ -32,6 +33,7 @@ from kagent.ui.memory_view import recalled_text
 from kagent.ui.table import Column, TextTable
 from kagent.ui.tables import headline, verdict_text
 
+_TUNE, _REPLAY = "tune", "replay:"  # proposers, as manifests have them
 _SAME_S = 60.0  # baselines that are younger were measured for the run
 MOST_WAITING = 12  # candidates that are named
 MOST_CHILDREN = 3  # of one parent, besides those that led somewhere
@@ -186,11 +188,40 @@ def evaluated_text(history: History) -> str:
     )
 
 
+def exhausted_text(history: History, proposer: str) -> Text:
+    """Cause of an exhausted run's end, and what to do.
+
+    Args:
+        history: The run's.
+        proposer: Its proposer, as its manifest has it.
+    """
+    evaluations = f"{history.lineage.counted} of {plural(history.budget, 'evaluation')}"
+    text = Text(f"exhausted after {evaluations}: ")
+    recent = history.lineage.last(DUPLICATES_IN_A_ROW)
+    repeats = len(recent) == DUPLICATES_IN_A_ROW and all(c.is_duplicate for c in recent)
+    if repeats:
+        return text.append(
+            f"the last {DUPLICATES_IN_A_ROW} proposals were duplicates of earlier candidates. For "
+            "more, begin another run: with another model (--model NAME) or another --seed"
+        )
+    if proposer == _TUNE:
+        return text.append(
+            "the tuner has no untried value left in the TUNE of a kernel that passed. For more, "
+            "begin another run: with a model (kagent evolve TASK --model NAME), or with a kernel "
+            "that lists more tunables or values in TUNE"
+        )
+    if proposer.startswith(_REPLAY):
+        return text.append(f"that is all that {proposer.removeprefix(_REPLAY)} has proposed")
+    return text.append(f"the proposer {proposer} has proposed all that it had")
+
+
 def run_view(store: RunStore, history: History) -> RenderableType:
     """Head, the incumbent's path edit by edit, its cases, the rejections with an example each."""
     lineage, manifest = history.lineage, store.manifest
     head = Text(f"{store.folder.name}   {manifest.task} on {manifest.device}\n")
     head.append(f"{evaluated_text(history)}; ended: {history.stop or 'not yet'}\n")
+    if history.stop is Stop.EXHAUSTED:
+        head.append_text(exhausted_text(history, manifest.proposer)).append("\n")
     if manifest.answered_by:
         head.append(f"answered by {manifest.answered_by}\n")
     if history.spent.calls:

@@ -469,6 +469,15 @@ def _parse(source: str) -> str:
         raise SyntaxError(f"the file cannot be parsed: {str(e) or 'nested too deeply'}") from None
 
 
+def parse_fault(source: str) -> Rejected | None:
+    """The rejection of a file that is no Python, without building it; None if it is."""
+    try:
+        _parse(source)
+    except SyntaxError as e:
+        return syntax_error(e, source)
+    return None
+
+
 def syntax_error(error: SyntaxError, source: str) -> Rejected:
     """Reject a file that is no Python."""
     line = error.lineno or 0

@@ -178,7 +178,8 @@ def test_a_name_of_no_run_is_refused_with_the_last_ones(kagent, stored):
     [
         (("ask", "softmax", "--runs", "file"), "file: a file, where a folder was expected", 4),
         (("ask", "softmax", "--runs", "file/a"), "file: a file, where a folder was expected", 4),
-        (("ask", "softmax", "--runs", "/proc/x"), "/proc/x: cannot be made there", 4),
+        (("ask", "softmax", "--runs", "/proc/x"), "/proc/x: cannot be made there (No such file or "
+         "directory): name another place", 4),
         (("campaign", "softmax", "--to", "file"), "file: a file, where a folder was expected", 4),
         (("campaign", "no.toml"), "no.toml: no such file: expected a campaign's TOML file", 2),
         (("campaign", "folder"), "folder: no task there: expected a task's folder, a "
@@ -202,6 +203,19 @@ def test_places_and_names_are_refused_in_words(kagent, tmp_path, words, said, co
     (tmp_path / "own.py").write_text("def f(x): return x\n")
     refused(kagent(*words), said, code)
     assert (tmp_path / "file").read_text() == ""
+
+
+def test_a_file_that_does_not_parse_shows_the_line_once(kagent, tmp_path):
+    (tmp_path / "bad.py").write_text("import torch\n\ndef f(x):\n    return x +\n")
+    ended = kagent("new", "bad.py:f")
+    refused(ended, "kagent: bad.py, line 4: invalid syntax: return x +")
+    assert ended.err.splitlines()[-1].count("bad.py") == 1
+    (tmp_path / "uses.py").write_text("import bad\n")
+    refused(kagent("new", "uses.py:f"), f"{tmp_path / 'bad.py'}, line 4: invalid syntax: return")
+    (tmp_path / "null.py").write_bytes(b"x = 1\0\n")
+    refused(kagent("new", "null.py:f"), "null.py: source code")
+    (tmp_path / "tab.py").write_text("if 1:\n\tx = 1\n        y = 2\n")
+    refused(kagent("new", "tab.py:f"), "tab.py, line 3: ")
 
 
 def test_no_runs_yet_is_no_mistake(kagent):

@@ -217,6 +217,36 @@ def test_times_are_not_lost_with_the_race(task, warm, machine, monkeypatch):
     assert data["race"]["cases"] == []
 
 
+@pytest.mark.parametrize("language", ["cpp", "triton"])
+def test_a_file_that_does_not_parse_is_not_timed_and_says_why(kagent, task, tmp_path, language):
+    """Nothing is started or measured for it, with and without a GPU."""
+    bad = tmp_path / "bad.py"
+    source = "cpp_kernel('k', '')\n" if language == "cpp" else "@triton.jit\n"
+    bad.write_text(f"{source}def double(x):\n    return (x\n")
+    shown = kagent("bench", bad, "--task", task)
+    assert shown.code == 1
+    assert shown.out.startswith("double not timed: the candidate was rejected\n")
+    assert "COMPILE_ERROR" in shown.out
+    assert "line 3: `return (x`: SyntaxError: '(' was never closed" in shown.out
+    assert "GPU" not in shown.out
+    assert shown.err == ""
+    shutil.copy(bad, tmp_path / "worse.py")
+    shown = kagent("bench", bad, tmp_path / "worse.py", "--task", task)
+    assert "double not timed: all 2 candidates were rejected" in shown.out
+
+
+def test_a_file_that_does_not_build_is_rejected_before_baselines_are_measured(
+    task, warm, machine, monkeypatch
+):
+    monkeypatch.setattr(machine[1], "baselines", None)
+    shown = warm("bench", task / "item.py", "--task", task, "--jobs", 1)
+    assert shown.code == 1, shown.err
+    assert "double not timed: the candidate was rejected" in shown.out
+    assert "POLICY" in shown.out
+    assert "item: build" in shown.err
+    assert "race" not in shown.err
+
+
 def test_a_machine_that_fails_before_anything_is_timed_is_an_error(
     task, warm, machine, monkeypatch
 ):
@@ -253,13 +283,28 @@ def test_candidates_are_timed_beside_the_baselines_and_failures_named(task, monk
         (("build", "x.py", "--task", "softmx"), 2, "did you mean softmax? A folder with"),
         (("build", "nope.py", "--task", "softmax"), 2, "nope.py: no such file"),
         (("evolve", "softmax", "--resume", "nope"), 4, "no run 'nope' in runs: it has none"),
-        (("evolve", "softmax", "--budget", "-1"), 2, "'--budget'"),
-        (("evolve", "softmax", "--lang", "rust"), 2, "'--lang'"),
+        (("evolve", "softmax", "--budget", "-5"), 2, "'--budget': expected at least 0, got '-5'"),
+        (("evolve", "softmax", "--budget", "x"), 2, "'--budget': expected a whole number, got 'x'"),
+        (("ask", "softmax", "-n", "-3"), 2, "'-n': expected at least 1, got '-3'"),
+        (("evolve", "softmax", "--lang", "rust"), 2, "'--lang': 'rust' is not one of 'triton'"),
+        (("evolve", "softmax", "--isolation", "T9"), 2, "'--isolation': 'T9' is not one of 'auto'"),
         (
-            ("evolve", "softmax", "--max-time", "soon"),
+            ("evolve", "softmax", "--max-time", "5x"),
             2,
-            "option max_time: expected a time such as 90s",
+            "kagent: --max-time: expected a time such as 90s, 8m, 1h30m, or a number of seconds, "
+            "got '5x'",
         ),
+        (("evolve", "softmax", "--stop-at", "95"), 2, "--stop-at: expected at most 1, got 95.0"),
+        (("evolve", "softmax", "--proposer", "foo"), 2, "--proposer: expected tune, model or"),
+        (("evolve", "softmax", "--base-url", "x"), 2, "--base-url: expected an address such as"),
+        (("evolve", "./nodir"), 2, "./nodir: no such folder: expected a task's name, or its"),
+        (
+            ("evolve", "x.py"),
+            2,
+            "x.py: a Python file, where a task was expected: kagent new x.py:N",
+        ),
+        (("evolve", "gone.py"), 2, "gone.py: no such file: expected a task's name, or its"),
+        (("evolve", "nothing"), 2, "no task 'nothing': there are adamw"),
         (("show", "nope"), 4, "no run 'nope'"),
         (("bench", "--task", "softmax"), 2, "Missing argument"),
     ],
@@ -269,8 +314,9 @@ def test_mistakes_are_answered_in_a_line(kagent, tmp_path, monkeypatch, words, c
     (tmp_path / "x.py").write_text("")
     ended = kagent(*words)
     assert ended.code == code
-    assert said in " ".join(ended.err.split())
+    assert said in " ".join(re.sub("[│╭╮╰╯─]", " ", ended.err).split())
     assert "Traceback" not in ended.err
+    assert "Value error" not in ended.err
 
 
 def test_settings_come_from_flags_then_the_environment_then_kagent_toml(

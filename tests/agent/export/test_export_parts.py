@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from kagent.export.card import ratio
-from kagent.export.certify import Certificate, compared, confirmed
+from kagent.export.certify import Certificate, Shapes, compared, confirmed, shapes_of
 from kagent.export.dispatch_table import best_of, gain, mean_gain, used
 from kagent.export.import_rewrite import as_judged, as_shipped
 from kagent.export.library import _portfolio
@@ -34,7 +34,7 @@ from kagent.resources import resource
 from kagent.tasks import find_task, task_names
 from kagent_sandbox.data.case import Case
 from kagent_sandbox.data.task import draw_hidden
-from kagent_sandbox.data.verdict import speed_verdict
+from kagent_sandbox.data.verdict import Comparison, speed_verdict
 from kagent_sandbox.errors import TaskError, UserError
 from rich.console import Console
 
@@ -408,7 +408,31 @@ def test_hidden_cases_and_torchs_own_are_not_compared():
     [(("a",), "1 correct kernel here; no regressions"), (("a", "b"), "2 correct kernels here;")],
 )
 def test_a_certificate_counts_in_plain_words(kernels, said, tmp_path):
-    found = Certificate("a CPU", kernels, {}, (), (), {})
-    console = Console(width=100, file=io.StringIO())
-    console.print(certificate_view(found, tmp_path))
-    assert said in console.file.getvalue()
+    assert said in certificate_text(Certificate("a CPU", kernels, {}, (), (), {}), tmp_path)
+
+
+def certificate_text(found, folder):
+    console = Console(width=150, file=io.StringIO())
+    console.print(certificate_view(found, folder))
+    return console.file.getvalue()
+
+
+def test_a_certificate_says_which_shapes_it_compares(tmp_path):
+    hidden = (point("hidden_bench_0", a=5, torch=9), point("hidden_bench_1", a=9, torch=5))
+    visible = (point("p", a=5, torch=9), point("q", a=9, torch=5), point("r", a=9, torch=5))
+    then, now = operator([kernel("a")], device(*visible, *hidden)), device(*visible, *hidden)
+    shapes = shapes_of(then, now)
+    assert shapes == Shapes(visible=3, compared=1, torch=2)
+    versus = {"a": Comparison(TORCH, 1.2, 1.1, 1.3, 1.0)}
+    lines = tuple(compared(then, now))
+    said = certificate_text(
+        Certificate("a CPU", ("a",), {}, lines, (), {}, "", shapes, versus), tmp_path
+    )
+    assert (
+        "1 of 3 visible shapes compared with then; torch is used at 2, where no kernel is "
+        "compared; hidden shapes are others each time, and not compared"
+    ) in said
+    assert "a on hidden shapes drawn now: FASTER beside the best of torch, 1.200× (95 %" in said
+    assert "1 correct kernel here; no regressions in 1 compared shape\n" in said
+    elsewhere = shapes_of(then, device(*visible, *hidden, name="cpu B"))
+    assert elsewhere == Shapes(visible=3, compared=0, torch=2)

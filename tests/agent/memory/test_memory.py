@@ -14,8 +14,9 @@ from kagent.memory import library, recall
 from kagent.memory.operation import form_of, operation_of
 from kagent.memory.record import Remembered, remember
 from kagent.runs.final_race import FinalRace
-from kagent.runs.ideas import Regime, effects
+from kagent.runs.ideas import Effect, Regime, effects
 from kagent.runs.lineage import Candidate, Facts, Lineage, Operator, Origin, Proposal
+from kagent.runs.recalled import Recalled
 from kagent.runs.store import RunStore, read_history
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Passed, Rejected, Stage, Status
@@ -178,6 +179,16 @@ def test_the_nearest_come_first_and_nothing_comes_twice(tmp_path):
     assert not {s.kernel for s in again.seeds} & {s.kernel for s in recalled.seeds}
     gpu = remembering.wanted(task, "gpu", "sm_90a", "any", [])
     assert recall.recall(gpu, tmp_path / "none")[0] == recall.Recalled()
+
+
+def test_the_results_of_techniques_say_what_they_are_for():
+    def said(*names):
+        found = tuple(Effect(name, Regime.ALL, 1, 1, 1, 0.1) for name in names)
+        return remembering.described(Recalled(effects=found, runs=("gelu-2026",)))
+
+    follows = "prompts for models show them, and propose those that gained most more often"
+    assert said("a") == [f"memory: the results of 1 technique in gelu-2026: {follows}"]
+    assert "the results of 2 techniques in" in said("a", "b", "b")[0]
 
 
 def test_licences_travel_and_are_said(tmp_path):

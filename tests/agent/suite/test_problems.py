@@ -68,7 +68,7 @@ def test_what_is_no_problem_is_named(folder, tmp_path):
         (tmp_path / "empty", "no problem there: expected a task's folder"),
         (folder / "level1/util.py", "no problem there"),
         ("softmx", "did you mean softmax"),
-        (tmp_path / "gone", "no task"),
+        (tmp_path / "gone", "gone: no such folder"),
     ):
         with pytest.raises(UserError, match=words):
             found(source)

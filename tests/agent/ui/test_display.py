@@ -138,6 +138,11 @@ def test_what_became_of_a_candidate_in_words():
     assert outcome(recorded(1, tied).candidate, 1.2) == ("1.200×, 0.990× the incumbent", "default")
     screened = passed({"a": 300.0}, screened=True)
     assert outcome(recorded(1, screened).candidate, 0.3) == ("0.300× after a few samples", "dim")
+    noisy = passed({"a": 300.0}, screened=True, notes=("disturbed",))
+    said = outcome(recorded(1, noisy).candidate, 0.3)
+    assert said == ("0.300× after a few samples, disturbed", "dim")
+    noisy = passed({"a": 300.0}, notes=("disturbed",))
+    assert outcome(recorded(1, noisy).candidate, 0.3)[0] == "0.300×, disturbed"
     assert clock(65) == "1:05"
     assert clock(3723) == "1:02:03"
 

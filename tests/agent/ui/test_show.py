@@ -2,6 +2,7 @@ import dataclasses
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from commands import run
@@ -17,10 +18,10 @@ from kagent.ui import tables
 from kagent.ui.candidate_view import candidate_view
 from kagent.ui.end_of_run import end_of_run, next_flags, verdict
 from kagent.ui.live import clock
-from kagent.ui.run_view import path_view, runs_json, runs_view
+from kagent.ui.run_view import exhausted_text, path_view, run_view, runs_json, runs_view
 from kagent.ui.tables import candidate_labels
 from kagent_sandbox.data.records import from_json, to_json
-from kagent_sandbox.data.verdict import Rejected
+from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.errors import UserError
 from rich.cells import cell_len
 from rich.console import Console
@@ -202,6 +203,39 @@ def test_an_interrupted_run_says_how_to_go_on(folder):
     stop = type(outcome(folder).stop)("interrupted")
     text = rendered(end_of_run(outcome(folder, stop), "toy", matrix=False, flags=flags), 120)
     assert f"resume: kagent evolve toy --resume {folder.name}" in text
+
+
+@pytest.mark.parametrize(
+    ("proposer", "said"),
+    [
+        ("tune", "exhausted after 12 of 30 evaluations: the tuner has no untried value left in the "
+         "TUNE of a kernel that passed. For more, begin another run: with a model (kagent evolve "
+         "TASK --model NAME), or with a kernel that lists more tunables or values in TUNE"),
+        ("replay:old", "exhausted after 12 of 30 evaluations: that is all that old has proposed"),
+        ("mine", "exhausted after 12 of 30 evaluations: the proposer mine has proposed all"),
+    ],
+)  # fmt: skip
+def test_an_exhausted_run_says_of_what_and_what_to_do(folder, proposer, said):
+    ended = outcome(folder, Stop.EXHAUSTED)
+    history = dataclasses.replace(ended.history, stop=Stop.EXHAUSTED, budgets=(30,))
+    ended = dataclasses.replace(ended, history=history)
+    text = exhausted_text(ended.history, proposer)
+    assert said in text.plain
+    store, _ = read_history(folder)
+    lines = [*end_of_run(ended, "toy", matrix=False, flags={})]
+    shown = run_view(store, history)
+    for printed in (rendered(lines, 120), rendered([shown], 120)):
+        assert "exhausted after 12 of 30 evaluations: " in printed
+
+
+def test_a_run_of_duplicates_is_exhausted_by_them(folder):
+    history = outcome(folder).history
+    again = dataclasses.replace(
+        history.lineage[0], verdict=Rejected(Stage.BUILD, Status.DUPLICATE, "the same as #0")
+    )
+    lineage = SimpleNamespace(counted=50, last=lambda count: [again] * count)
+    repeats = dataclasses.replace(history, lineage=lineage)
+    assert "the last 40 proposals were duplicates" in exhausted_text(repeats, "model").plain
 
 
 def test_a_run_that_ended_before_anything_was_evaluated_says_so(folder):

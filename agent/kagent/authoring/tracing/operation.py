@@ -118,6 +118,8 @@ def load_module(path: Path) -> ModuleType:
     except ModuleNotFoundError as e:
         text = f"install {e.name} for {sys.executable}, or import it where it is needed alone"
         raise UserError(f"{path}: {type(e).__name__}: {_first_line(e)}: {text}") from e
+    except SyntaxError as e:
+        raise UserError(_syntax_fault(e, path)) from e
     except (Exception, SystemExit) as e:  # whatever a user's file raises becomes one line
         raise UserError(f"{path}: {type(e).__name__}: {_first_line(e)}") from e
     finally:
@@ -540,6 +542,16 @@ def _gradient(forward: Operation) -> Operation:
         forward.numbers,
         forward.notes,
     )
+
+
+def _syntax_fault(error: SyntaxError, path: Path) -> str:
+    """'bad.py, line 21: invalid syntax: def f(x': of the file, or of one that it imports."""
+    own = error.filename is None or Path(error.filename).resolve() == path.resolve()
+    file = path if own else error.filename
+    line = f", line {error.lineno}" if error.lineno else ""
+    source = " ".join((error.text or "").split())
+    shown = f": {source[:_MOST_WORDS]}" if source else ""
+    return f"{file}{line}: {error.msg}{shown}"
 
 
 def _first_line(error: BaseException) -> str:
