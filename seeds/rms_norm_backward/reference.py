@@ -6,26 +6,32 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
-from kagent_sandbox.draws import draw_kinds, draw_rows
+from kagent_sandbox.draws import draw_kinds, draw_rows, plant
 from torch.nn import functional as F
 
 if TYPE_CHECKING:
     from kagent_sandbox.data.case import Case
 
 CHUNK_ELEMENTS = 1 << 25  # float64 temporaries of the reference stay near 1 GiB
+MANY = 64  # columns
 
 
 def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict[str, torch.Tensor]:
-    """Draw x: [M, N], times the case's scale; grad: [M, N], normal; and weight: [N], about 1.
+    """Draw x: [M, N], times the case's scale; grad: [M, N], normal; and weight: [N].
 
-    Distributions of x: `normal`; `mixed` gives each row a kind of its own: normal, zeros, few
-    values, rising along the row, one entry 4 times as large as the others, a thousandth of
-    normal (so that eps counts), 30 times normal; in some rows grad is 0. `nonfinite` is `mixed`
-    with a NaN in grad in some rows: dx is NaN in all of such a row, dweight in the NaN's column.
+    A quarter of the weights is about -1, the others about 1; of MANY and more, one in 16 is 0,
+    small, or large. Distributions of x: `normal`; `mixed` gives each row a kind of its own:
+    normal, zeros, few values, rising along the row, one entry 4 times as large as the others, a
+    thousandth of normal (so that eps counts), 30 times normal; in some rows grad is 0. `nonfinite`
+    is `mixed` with a NaN in grad in some rows: dx is NaN in all of such a row, dweight in the NaN's
+    column.
     """
     rows, columns = int(case.dims["M"]), int(case.dims["N"])
     dtype = getattr(torch, case.dtype)
     weight = torch.randn(columns, generator=generator, device=device).mul_(0.2).add_(1.0)
+    weight[torch.rand(columns, generator=generator, device=device) < 1 / 4] *= -1
+    if columns >= MANY:
+        plant(weight, (0.0, 1 / 64, 8.0, -8.0), 1 / 16, generator)
     x = torch.empty((rows, columns), dtype=dtype, device=device)
     grad = torch.empty_like(x).normal_(generator=generator)
     given = {"grad": grad, "x": x, "weight": weight.to(dtype)}

@@ -84,7 +84,8 @@ def test_gradients_of_softmax_do_not_cancel_by_chance():
         alone = (y > 0).sum(1) == 1  # its sum is one product, and the result 0
         assert amplified[~alone & (grad != 0).any(1)].max() < 8, name
         if name == "normal":
-            assert (grad * y).sum(1).mean() > 1 / 20  # leaving the sum out is seen
+            dot = (grad * y).sum(1).mean() / grad.abs().mean()
+            assert dot > 1 / 20  # leaving the sum out is seen
 
 
 def test_windows_of_softmaxs_result_have_half_of_the_columns():
