@@ -19,9 +19,9 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     """Draw x: [M, K] and weight: [N, K] in float8_e4m3fn, and their scales, about 1/50.
 
     The scale of x is times the case's scale. Distributions: `normal` (of deviation 30, from -448 to
-    448); `extreme` (also 448, -448, 0 and the least subnormal number, often; some rows of x are 0);
-    `nonfinite` (`normal`, with NaN once in every eighth row of x, at least in one: all of such a
-    row of y is NaN).
+    448); `extreme` (also 448, -448, 0 and the least subnormal number, often; some rows of x are 0;
+    one of the scales is negative); `nonfinite` (`normal`, with NaN once in every eighth row of x,
+    at least in one: all of such a row of y is NaN).
     """
     m, n, k = (int(case.dims[d]) for d in "MNK")
 
@@ -44,6 +44,8 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
         broken = draw_rows(m, 8, generator, device)
         x.scatter_(1, at, x.gather(1, at).masked_fill_(broken, torch.nan))
     scales = torch.rand(2, generator=generator, device=device).add_(0.5).div_(50.0)
+    if case.inputs == "extreme":
+        scales[torch.randint(2, (1,), generator=generator, device=device)] *= -1
     return {
         "x": x.to(torch.float8_e4m3fn),
         "weight": weight.to(torch.float8_e4m3fn),

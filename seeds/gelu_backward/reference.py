@@ -18,11 +18,13 @@ FEW = 64  # columns
 def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict[str, torch.Tensor]:
     """Draw x: [M, N], the input of GELU, times the case's scale; and grad: [M, N], of its result.
 
-    grad is normal; in rows of less than FEW columns it is from 1 to 2, or -2 to -1. Distributions
-    of x: `normal`; `ramp` (from -8 to 8 along each row: where the derivative is 0, is negative,
-    exceeds 1, is 1); `subnormal` (numbers too small to be normal); `mixed` (each row is normal,
-    rising or falling from -8 to 8, zeros, or a few values again and again; in some rows grad is 0).
-    `nonfinite` is `mixed` with +inf, -inf and NaN here and there in grad, where x is positive.
+    grad is normal, in rows of less than FEW columns from 1 to 2 or -2 to -1, times a power of two
+    from 2^-27 to 2^13 (from 1 to 2^6 in float16, which has few small numbers). Distributions of x:
+    `normal`; `ramp` (from -8 to 8 along each row: where the derivative is 0, is negative, exceeds
+    1, is 1); `subnormal` (numbers too small to be normal); `mixed` (each row has a power of its
+    own, and is normal, rising or falling from -8 to 8, zeros, or a few values again and again; in
+    some rows grad is 0). `nonfinite` is `mixed` with +inf, -inf and NaN here and there in grad,
+    where x is positive, and NaN in x.
     """
     shape = (int(case.dims["M"]), int(case.dims["N"]))
     dtype = getattr(torch, case.dtype)
@@ -32,6 +34,10 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
         # Where the derivative vanishes an element's error is relative to its row's mean. Were all
         # others of a few small by chance, it would be all that torch and a kernel err by.
         grad.clamp_(-1, 1).add_(torch.ones_like(grad).copysign_(grad))
+    least, most = (0, 6) if dtype == torch.float16 else (-27, 13)
+    sizes = shape[0] if case.inputs in ("mixed", "nonfinite") else 1
+    power = torch.randint(least, most + 1, (sizes, 1), generator=generator, device=device)
+    grad.mul_(torch.exp2(power.float()).to(dtype))
 
     def normal(*size: int) -> torch.Tensor:
         return torch.randn(size, generator=generator, device=device, dtype=torch.float32)
@@ -62,6 +68,7 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     x = (x * case.scale).to(dtype).contiguous()
     if case.inputs == "nonfinite":
         plant(grad, (torch.inf, -torch.inf, torch.nan), 0.06, generator, where=x > 0)
+        plant(x, (torch.nan,), 0.03, generator)  # at an infinity torch gives NaN, its limit is 1
     return {"grad": grad, "x": x}
 
 

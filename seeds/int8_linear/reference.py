@@ -16,7 +16,8 @@ CHUNK_ELEMENTS = 1 << 26  # float64 copies of the weight stay near 512 MiB
 
 
 def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict[str, torch.Tensor]:
-    """Draw x: [M, K], times the case's scale; weight: [N, K] int8; and scale: [N], about 1/500.
+    """Draw x: [M, K], times the case's scale; weight: [N, K] int8; and scale: [N], about 1/500
+    or -1/500.
 
     Distributions: `normal` (weights are normal, rounded, from -127 to 127); `extreme` (weights are
     -128, 127 or any other, evenly; some rows of x are 0); `nonfinite` (`normal` without
@@ -29,6 +30,7 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
         0.0, case.scale, generator=generator
     )
     scale = torch.rand(n, generator=generator, device=device).add_(0.5).div_(500.0).to(dtype)
+    scale[torch.rand(n, generator=generator, device=device) < 1 / 2] *= -1
     if case.inputs in ("normal", "nonfinite"):
         weight = torch.empty((n, k), device=device).normal_(0.0, 40.0, generator=generator)
         weight = weight.round_().clamp_(-127, 127).to(torch.int8)
