@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
+from kagent_sandbox.draws import draw_rows
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 if TYPE_CHECKING:
@@ -26,10 +27,13 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     lowers the queries too: scores are about -200 (D = 64), too little to exponentiate unshifted.
     "mixed" gives each head of keys a kind of its own: normal; all keys alike, so that all scores of
     a row are equal; scores that rise or fall from key to key; scores about 10000 below the others
-    before and after a window of keys or in every other block, never for the first key.
+    before and after a window of keys or in every other block, never for the first key. "nonfinite"
+    is normal, with NaN in some queries and in one key of some heads: all of such a query's row is
+    NaN, and the rows of all queries of such a key.
     """
-    # No NaN: torch's kernel for a CPU makes 0 of it in short sequences, and NaN in longer ones.
-    kinds = ("normal", "shifted", "sunk", "mixed")
+    # No short sequences with NaN: of 5 keys torch's kernel for a CPU makes 0 of it. And none in
+    # values that a causal query does not see: times a probability of 0, some kernels have NaN.
+    kinds = ("normal", "shifted", "sunk", "mixed", "nonfinite")
     if case.inputs not in kinds:
         raise ValueError(f"inputs = {case.inputs!r}: use one of {', '.join(kinds)}")
     d = case.dims
@@ -44,6 +48,8 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     k = draw(hkv, shift=8.0 if case.inputs in ("shifted", "sunk") else 0.0)
     if case.inputs == "mixed":
         _mix(q, k, generator)
+    elif case.inputs == "nonfinite":
+        _break(q, k, bool(d["causal"]), generator)
     return {"q": q, "k": k, "v": draw(hkv)}
 
 
@@ -78,6 +84,20 @@ def _mix(q: torch.Tensor, k: torch.Tensor, generator: torch.Generator) -> None:
         hidden[0] = False
         each = score.masked_fill(hidden, -1e4) * math.sqrt(size) / (lift * (size // 4))
         head[:, 3::4] = each.to(head.dtype)[:, None]
+
+
+def _break(q: torch.Tensor, k: torch.Tensor, causal: bool, generator: torch.Generator) -> None:
+    """Plant NaN in some queries, and in one key of some heads: if causal, in one that all see.
+
+    Torch adds -inf to the scores of other keys in some layouts of its inputs, which leaves NaN.
+    """
+    keys = k[:, :, :1] if causal else k
+    for t, one_of in ((q.flatten(0, 2), 32), (keys.flatten(0, 1), 4)):
+        rows = t.view(len(t), -1)
+        count, size = rows.shape
+        broken = draw_rows(count, one_of, generator, q.device)
+        at = torch.randint(size, (count, 1), generator=generator, device=q.device)
+        rows.scatter_(1, at, rows.gather(1, at).masked_fill_(broken, torch.nan))
 
 
 def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
-from kagent_sandbox.draws import draw_attention
+from kagent_sandbox.draws import draw_attention, draw_rows
 
 if TYPE_CHECKING:
     from kagent_sandbox.data.case import Case
@@ -23,14 +23,32 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     too: scores are about -200 (D = 64), and so is the log-sum-exp. "mixed" gives each head of keys
     a kind of its own: normal; scores that rise or fall from key to key; scores about 10000 below
     the others in half of the keys, which are a window or every other block, never the first key.
+    "nonfinite" is normal, with NaN in some queries and in one key of some heads: both results are
+    NaN for such a query, and for all queries of such a key.
     """
+    # Not for a GPU: of a sum that is NaN torch's kernel there makes an infinite log-sum-exp.
     d = case.dims
     queries = tuple(int(d[n]) for n in ("B", "H", "S", "D"))
     dtype = getattr(torch, case.dtype)
-    q, k, v = draw_attention(
-        case.inputs, queries, int(d["Hkv"]), case.scale, dtype, generator, device
-    )
+    kind = "normal" if case.inputs == "nonfinite" else case.inputs
+    q, k, v = draw_attention(kind, queries, int(d["Hkv"]), case.scale, dtype, generator, device)
+    if case.inputs == "nonfinite":
+        _break(q, k, bool(d["causal"]), generator)
     return {"q": q, "k": k, "v": v}
+
+
+def _break(q: torch.Tensor, k: torch.Tensor, causal: bool, generator: torch.Generator) -> None:
+    """Plant NaN in some queries, and in one key of some heads: if causal, in one that all see.
+
+    Torch adds -inf to the scores of other keys in some layouts of its inputs, which leaves NaN.
+    """
+    keys = k[:, :, :1] if causal else k
+    for t, one_of in ((q.flatten(0, 2), 32), (keys.flatten(0, 1), 4)):
+        rows = t.view(len(t), -1)
+        count, size = rows.shape
+        broken = draw_rows(count, one_of, generator, q.device)
+        at = torch.randint(size, (count, 1), generator=generator, device=q.device)
+        rows.scatter_(1, at, rows.gather(1, at).masked_fill_(broken, torch.nan))
 
 
 def _by_head(

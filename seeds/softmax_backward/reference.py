@@ -29,8 +29,9 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     # An element's error is relative to itself and its row's mean. Where a probability is far above
     # the mean and its grad is near the sum by chance, the sum's rounding is all that is left, and
     # each order of additions has another. So no probability is far above the others but where grad
-    # is made for it, not more than half of a row's are 0, and no row's grads are alike. grad in the logits makes the sum about
-    # 1/16: without it that is 0 in the mean, and a bfloat16 kernel could leave it out of long rows.
+    # is made for it, not more than half of a row's are 0, and no row's grads are alike. grad in the
+    # logits makes the sum about 1/16: without it that is 0 in the mean, and a bfloat16 kernel could
+    # leave it out of long rows.
     rows, columns = int(case.dims["M"]), int(case.dims["N"])
     dtype = getattr(torch, case.dtype)
     grad = torch.empty((rows, columns), dtype=dtype, device=device).normal_(generator=generator)
