@@ -151,30 +151,36 @@ class TimedBlocks:
         self.sample(side, 1, verify=True)
         self.blocks[side].pop()
 
-    def check(self, side: str, input_set: InputSet, slack: float) -> None:
+    def check(
+        self, side: str, input_set: InputSet, slack: float, again: InputSet | None = None
+    ) -> None:
         """Run the timed plan once on inputs of another distribution.
 
         Args:
             side: The contender.
             input_set: Inputs of the same shapes that no candidate has seen.
             slack: Factor on the task's tolerance.
+            again: Inputs of a second run in the same place, right after that.
 
         Raises:
             CandidateRejected: The contender failed, or its results are wrong.
         """
         self.side = side
         placement = random.SystemRandom().choice(self._placements[side])
-        with self.session.clock.part("inputs"):
-            stale = self.checker.sampler.stale(self.case)
-            with self.session.paused():
-                placement.write(input_set.tensors, stale)
-        self.session.run(placement, self.case.name)
-        with self.session.clock.part("compare"), self.session.paused():
-            self.checker.reject_tampering(placement, self.case, Stage.MEASURE)
-            self.checker.compare(
-                placement.outputs(), input_set, Stage.MEASURE, typical=True, slack=slack
-            )
-        self._release([input_set])
+        for inputs in (input_set, again):
+            if inputs is None:
+                continue
+            with self.session.clock.part("inputs"):
+                stale = self.checker.sampler.stale(self.case)
+                with self.session.paused():
+                    placement.write(inputs.tensors, stale)
+            self.session.run(placement, self.case.name)
+            with self.session.clock.part("compare"), self.session.paused():
+                self.checker.reject_tampering(placement, self.case, Stage.MEASURE)
+                self.checker.compare(
+                    placement.outputs(), inputs, Stage.MEASURE, typical=True, slack=slack
+                )
+            self._release([inputs])
 
     def wall_us(self, side: str, count: int) -> float | None:
         """µs per execution by the judge's own clock, on the side's last inputs; None where samples

@@ -8,6 +8,9 @@ therefore run once more on inputs as check cases have them: on those that hold r
 always, where a task has such, since one kind in ten would mostly be missed. The choice of others is
 secret.
 
+The last run has the inputs of the one before it but for one element, in the same place, as in a
+check (`altered_inputs`): by then a kernel may have been called for hundreds of times there.
+
 Not covered: mistakes at a shape that is in no case at all.
 """
 
@@ -18,7 +21,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kagent_sandbox.judge.arena.session import CandidateRejected
-from kagent_sandbox.judge.check.check_inputs import drawn_new
+from kagent_sandbox.judge.check.altered_inputs import altered
+from kagent_sandbox.judge.check.check_inputs import MOST_AHEAD_BYTES, draw_new, drawn_new
 
 if TYPE_CHECKING:
     import random
@@ -105,6 +109,23 @@ def recheck_on_hard_inputs(
                 text = f"on {hard.inputs} inputs of scale {hard.scale:g}: {e.verdict.message}"
                 verdict = replace(e.verdict, message=text, case=case.name)
                 raise CandidateRejected(verdict, e.owner) from e.__cause__
+    _recheck_altered(list(timed_cases.values()), side, rng)
+
+
+def _recheck_altered(timed: Sequence[TimedBlocks], side: str, rng: random.Random) -> None:
+    """Run one of the timed plans on new inputs, and again with one element changed; none where all
+    are so large that the reference has no room for both.
+    """
+    small = [t for t in timed if t.checker.task.min_bytes(t.case) <= MOST_AHEAD_BYTES]
+    if not small:
+        return
+    one = rng.choice(small)
+    sampler = one.checker.sampler
+    with one.session.clock.part("inputs"):
+        input_set = draw_new(sampler, one.case)
+        again = altered(sampler, input_set)
+    if again is not None:
+        one.check(side, input_set, SLACK, again)
 
 
 def _chosen(

@@ -472,6 +472,42 @@ def test_whoever_leaves_something_out_where_it_is_timed_is_found(cpu, wrong):
     )  # by its secret places, or where all of a result is compared
 
 
+KEEPS = (
+    BODY
+    % """
+    static thread_local int calls;   // keeps results once it seems to have been judged
+    static thread_local float* kept;
+    static thread_local int64_t of;
+    static thread_local float first, last;
+    if (i + j == 0) {
+      calls += 1;
+      const float a = x[0], b = x[(rows - 1) * step + cols - 1];
+      if (calls > 20 && kept && of == rows * cols && a == first && b == last) {
+        for (int64_t k = 0; k < rows * cols; ++k) y[k] = kept[k];
+        return;
+      }
+      free(kept);
+      kept = (float*)malloc(rows * cols * sizeof(float));
+      of = rows * cols;
+      first = a;
+      last = b;
+    }
+    y[i * cols + j] = kept[i * cols + j] = 2.0f * x[i * step + j];
+    """
+)
+
+
+def test_whoever_keeps_results_after_a_few_calls_is_found(cpu):
+    """No draw of timed executions shares an element with another one."""
+    TIMES[KEEPS] = 400.0
+    candidate = built(cpu.task, SEED, KEEPS)
+    errors = cpu.check(candidate)
+    assert not isinstance(errors, Rejected)
+    verdict = cpu.measure(candidate, errors)
+    assert verdict.status is Status.INCORRECT_NUMERICAL
+    assert "had the same inputs in the same place but for one element" in verdict.message
+
+
 def test_every_execution_has_inputs_that_nobody_has_seen(cpu, monkeypatch):
     """Neither the candidate's process nor the incumbent's, which share the arena."""
     drawn = []
