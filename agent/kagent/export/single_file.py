@@ -29,6 +29,7 @@ from kagent_sandbox.runtime.cpp import DEFAULT_OPTIONS, compile_cpp
 from kagent_sandbox.runtime.text import printable
 from kagent_sandbox.syntax import parse
 
+from kagent.export.definitions import defined_names, needed_definitions
 from kagent.export.dispatch_table import gain, least, task_of
 from kagent.export.generic import template_values
 from kagent.export.import_rewrite import JUDGED, kagent_imports
@@ -96,7 +97,7 @@ def single_files(operator: OperatorRecord) -> dict[str, str]:
     task = task_of(operator)
     source, tuner = _configured(kernel, device)
     parts = _parts(task.entry, source)
-    fallback = _closure(operator.reference_py, ["eager"])
+    fallback = needed_definitions(operator.reference_py, ["eager"])
     values = template_values(task)
     both = (parts.names & fallback.names) | (parts.names & _OWN_NAMES)
     both |= fallback.names & (_OWN_NAMES - {"eager"})
@@ -164,7 +165,9 @@ def _parts(entry: str, source: str) -> _Parts:
     launch = _launch_name(entry)
     nodes = list(ast.walk(tree))
     taken = {n.arg for n in nodes if isinstance(n, ast.arg | ast.keyword) and n.arg}
-    names = _module_names(source) - {n for k in tree.body if _is_kagents(k) for n in _defined(k)}
+    names = _module_names(source) - {
+        n for k in tree.body if _is_kagents(k) for n in defined_names(k)
+    }
     if dynamic := sorted({n.id for n in nodes if isinstance(n, ast.Name)} & _DYNAMIC):
         raise UserError(
             f"its {dynamic[0]} can change names of the file that it would share with what calls "
@@ -253,19 +256,6 @@ def _is_kagents(node: ast.stmt) -> bool:
     return any(n.partition(".")[0] in ("kagent", "kagent_sandbox") for n in names)
 
 
-def _defined(node: ast.stmt) -> Iterator[str]:
-    """Names that a statement of a module binds."""
-    match node:
-        case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
-            yield name
-        case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
-            yield from ((a.asname or a.name).partition(".")[0] for a in aliases)
-        case _:
-            for inner in ast.walk(node):
-                if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
-                    yield inner.id
-
-
 def _configured(kernel: KernelRecord, device: DeviceRecord) -> tuple[str, Mapping[str, str]]:
     """The source with the tunables that were measured, and configurations of autotuned kernels."""
     used = {p.config[kernel.id] for p in device.points if p.best == kernel.id}
@@ -297,33 +287,6 @@ def _parameters_of(kernel: KernelRecord) -> Iterator[tuple[str, list[str]]]:
 
 
 # -- parts of the task's reference -----------------------------------------------------------------
-
-
-def _closure(source: str, wanted: Sequence[str]) -> _Parts:
-    """Statements of a module that some of its names need, in order, and imports apart."""
-    tree = parse(source)
-    lines = source.splitlines(keepends=True)
-    statements = [n for n in tree.body if not isinstance(n, ast.If)]
-    waiting, needed = list(wanted), set()
-    while waiting:
-        name = waiting.pop()
-        for node in statements:
-            if node not in needed and name in _defined(node):
-                needed.add(node)
-                waiting += [n.id for n in ast.walk(node) if isinstance(n, ast.Name)]
-    imports, code, names = [], [], set()
-    for node in statements:
-        if node not in needed:
-            continue
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            imports.append(ast.unparse(node))
-            continue
-        names |= set(_defined(node))
-        decorated = getattr(node, "decorator_list", [])
-        first = min([node.lineno, *(d.lineno for d in decorated)])
-        text = "".join(lines[first - 1 : node.end_lineno])
-        code.append(text.rstrip("\n"))
-    return _Parts("", imports, "\n\n\n".join(code), names)
 
 
 def _sorted_imports(imports: Sequence[str]) -> str:
@@ -439,7 +402,7 @@ def _safe_block(text: str) -> list[str]:
 def _test(operator: OperatorRecord, task: Task, kernel: KernelRecord) -> str:
     """A test of the file: the task's check cases against float64, and the dispatch."""
     kind = kernel.written_in.kind
-    needed = _closure(operator.reference_py, ["inputs", "reference"])
+    needed = needed_definitions(operator.reference_py, ["inputs", "reference"])
     return render(
         "single_file_test.py.j2",
         task=task,

@@ -21,7 +21,7 @@ from kagent.authoring.draft.pointers import (
     needed_sizes,
     pointing_lines,
 )
-from kagent.authoring.draft.source_lines import broken, escaped, quoted
+from kagent.authoring.draft.source_lines import broken, escaped, quoted, tuple_text
 from kagent.authoring.tracing.drawing import Drawing
 from kagent.authoring.tracing.operation import Example
 
@@ -37,7 +37,7 @@ def inputs_lines(draft: TaskDraft) -> list[str]:
     lines, words, varied = [], [], []
     for i in trace.used:
         example = trace.operation.examples[i]
-        shape = _python_shape(trace.shapes[i])
+        shape = tuple_text(trace.shapes[i])
         drawing = example.drawing
         lines += _draw(draft, example, drawing, shape, trace.shapes[i])
         lines += moving_lines(draft, i)
@@ -213,7 +213,7 @@ def _draw(
 def draw_example(draft: TaskDraft, i: int, sizes: Mapping[str, int]) -> torch.Tensor:
     """Draw the operation's i-th tensor at other sizes, as the task will."""
     example, formulas = draft.trace.operation.examples[i], draft.trace.shapes[i]
-    lines = _draw(draft, example, example.drawing, _python_shape(formulas), formulas)
+    lines = _draw(draft, example, example.drawing, tuple_text(formulas), formulas)
     device = torch.device("cpu")
     space: dict[str, Any] = {"torch": torch, "aten": torch.ops.aten, "math": math, **sizes}
     space |= {"device": device, "dtype": draft.dtype, "generator": torch.Generator(device)}
@@ -242,7 +242,7 @@ def bounds_of_draws(draft: TaskDraft) -> list[str]:
         example, formulas = draft.trace.operation.examples[i], draft.trace.shapes[i]
         if example.dtype.is_floating_point or isinstance(example.drawing, Pointing):
             continue
-        lines = _draw(draft, example, example.drawing, _python_shape(formulas), formulas)
+        lines = _draw(draft, example, example.drawing, tuple_text(formulas), formulas)
         found |= set(re.findall(r"\w+", " ".join(lines))) - {str(f) for f in formulas}
     return [n for n in draft.trace.dims if n in found]
 
@@ -330,10 +330,6 @@ def _recorded(
 
 def _number(value: float) -> str:
     return repr(value) if value == value and abs(value) < float("inf") else f'float("{value}")'
-
-
-def _python_shape(shape: Sequence[int | str]) -> str:
-    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
 
 
 def _wrapped(text: str) -> list[str]:

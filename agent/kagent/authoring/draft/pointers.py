@@ -12,6 +12,7 @@ from kagent_sandbox.data.formula import evaluate
 from torch.fx import GraphModule, Node
 
 from kagent.authoring.draft.draft import TaskDraft
+from kagent.authoring.draft.source_lines import tuple_text
 from kagent.authoring.tracing.drawing import Drawing, drawn_by
 from kagent.authoring.tracing.graph import BY_INDEX, ancestors, operation_name
 from kagent.authoring.tracing.operation import Example
@@ -255,7 +256,7 @@ def moving_lines(draft: TaskDraft, i: int) -> list[str]:
     name, size, axis = example.name, shape[drawing.axis], drawing.axis
     places = _places(draft, i)
     rows = [*map(str, shape[:axis]), "1", *map(str, shape[axis + 1 :])]
-    of_row = f"({', '.join(rows)}{',' * (len(rows) == 1)})"
+    of_row = tuple_text(rows)
     chance = "generator=generator, device=device"
     from_0 = f"{name} - {drawing.first}" if drawing.first else name
     if str(size) in places:
@@ -266,7 +267,7 @@ def moving_lines(draft: TaskDraft, i: int) -> list[str]:
     along = ", ".join("-1" if d == axis else "1" for d in range(len(shape)))
     return [
         f"_gap = torch.randint({size}, {of_row}, {chance})  # is before this one",
-        f"_first = torch.randint({room} + 1, (2, {', '.join(rows)}), {chance})",
+        f"_first = torch.randint({room} + 1, {tuple_text(['2', *rows])}, {chance})",
         "_first, _behind = _first.sort(0).values",
         f"_first = torch.where(torch.arange({size}, device=device).reshape({along}) < _gap, "
         "_first, _behind)",

@@ -24,3 +24,8 @@ def broken(begin: str, parts: Sequence[str], end: str) -> list[str]:
     if len(line) <= _WIDTH:
         return [line]
     return [begin, *(f"    {p}," for p in parts), end]
+
+
+def tuple_text(items: Sequence[object]) -> str:
+    """A tuple in Python's words, of which each item is a formula."""
+    return f"({', '.join(map(str, items))}{',' if len(items) == 1 else ''})"
