@@ -1,7 +1,7 @@
 """Inputs that tasks have in common: what reference.py may import for its `inputs`.
 
     from kagent_sandbox.draws import draw_as_counted, draw_attention, draw_index, offsets, segments
-    from kagent_sandbox.draws import draw_kinds, draw_rows, plant
+    from kagent_sandbox.draws import break_rows, draw_kinds, draw_rows, plant
 
 An exported library has these functions in its copy of reference.py.
 """
@@ -166,6 +166,31 @@ def draw_rows(
     """
     order = torch.randperm(rows, generator=generator, device=device)
     return (order % one_of == 0).unsqueeze(1)
+
+
+def break_rows(tensor: torch.Tensor, one_of: int, generator: torch.Generator) -> None:
+    """Overwrite one element of one row of `one_of` with NaN, in place, in at least one row.
+
+    Args:
+        tensor: [M, ...] of floating-point numbers; elements of a row follow each other in memory.
+        one_of: Rows for each one that is broken.
+        generator: The source of chance, on the tensor's device.
+
+    Example:
+        Break one query of 4, of any head:
+
+            import torch
+
+            generator = torch.Generator().manual_seed(0)
+            q = torch.zeros(1, 2, 6, 64)
+            break_rows(q.flatten(0, 2), 4, generator)
+            assert q.isnan().sum() == q.isnan().any(-1).sum() == 3
+    """
+    rows = tensor.view(len(tensor), -1)
+    count, size = rows.shape
+    broken = draw_rows(count, one_of, generator, tensor.device)
+    at = torch.randint(size, (count, 1), generator=generator, device=tensor.device)
+    rows.scatter_(1, at, rows.gather(1, at).masked_fill_(broken, torch.nan))
 
 
 def plant(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from kagent_sandbox.draws import draw_rows
+from kagent_sandbox.draws import break_rows
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 if TYPE_CHECKING:
@@ -92,12 +92,8 @@ def _break(q: torch.Tensor, k: torch.Tensor, causal: bool, generator: torch.Gene
     Torch adds -inf to the scores of other keys in some layouts of its inputs, which leaves NaN.
     """
     keys = k[:, :, :1] if causal else k
-    for t, one_of in ((q.flatten(0, 2), 32), (keys.flatten(0, 1), 4)):
-        rows = t.view(len(t), -1)
-        count, size = rows.shape
-        broken = draw_rows(count, one_of, generator, q.device)
-        at = torch.randint(size, (count, 1), generator=generator, device=q.device)
-        rows.scatter_(1, at, rows.gather(1, at).masked_fill_(broken, torch.nan))
+    break_rows(q.flatten(0, 2), 32, generator)
+    break_rows(keys.flatten(0, 1), 4, generator)
 
 
 def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:

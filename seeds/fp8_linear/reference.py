@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
-from kagent_sandbox.draws import draw_kinds, draw_rows
+from kagent_sandbox.draws import break_rows, draw_kinds
 from torch.nn import functional as F
 
 if TYPE_CHECKING:
@@ -40,9 +40,7 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     if case.inputs == "extreme":
         x.masked_fill_(draw_kinds(m, 8, generator, device) == 0, 0.0)
     elif case.inputs == "nonfinite":
-        at = torch.randint(k, (m, 1), generator=generator, device=device)
-        broken = draw_rows(m, 8, generator, device)
-        x.scatter_(1, at, x.gather(1, at).masked_fill_(broken, torch.nan))
+        break_rows(x, 8, generator)
     scales = torch.rand(2, generator=generator, device=device).add_(0.5).div_(50.0)
     if case.inputs == "extreme":
         scales[torch.randint(2, (1,), generator=generator, device=device)] *= -1

@@ -205,12 +205,13 @@ def test_a_shipped_reference_has_the_draws_that_it_uses_and_no_others(name):
     defined = {n.name for n in ast.parse(text).body if isinstance(n, ast.FunctionDef)}
     own = ast.parse((task.folder / "reference.py").read_text())
     added = defined - {n.name for n in own.body if isinstance(n, ast.FunctionDef)}
-    assert added == {
+    named = {
         alias.name
         for node in own.body
         if isinstance(node, ast.ImportFrom) and node.module == "kagent_sandbox.draws"
         for alias in node.names
-    }  # none of them needs another one
+    }
+    assert added == named | ({"draw_rows"} if "break_rows" in named else set())  # which it calls
     imported = [n for n in ast.parse(text).body if isinstance(n, ast.Import | ast.ImportFrom)]
     assert len({ast.unparse(n).split(" import ")[0] for n in imported}) == len(imported)
     names = {}
