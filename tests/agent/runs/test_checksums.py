@@ -136,7 +136,7 @@ def test_events_written_later_continue_the_chain(folder):
 def old(tmp_path):
     """A run as it shipped before events had checksums."""
     copy = tmp_path / "old"
-    shutil.copytree(Path(__file__).parents[3] / "runs" / "softmax-h200", copy)
+    shutil.copytree(Path(__file__).parents[3] / "runs" / "softmax-ask-tell", copy)
     return copy
 
 

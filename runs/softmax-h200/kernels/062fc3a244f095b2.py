@@ -1,19 +1,24 @@
 """Softmax from packed registers: every row is read once and written once, in words of 16 bytes.
 
-A thread keeps up to 16 words of its row as they were loaded (8 elements of bf16 in 4 registers): that
-halves the registers per byte in flight. With 8 words in 64 registers an SM holds 128 KiB of rows, with
-16 words in 80 registers (long rows: blocks of up to 256 threads and 64 KiB) it holds 192 KiB. The maximum is taken on packed pairs; the exponentials are computed for the sum,
-and again for the output (float32 keeps them in place instead). One warp has a row up to 128 words
-(256 with 8 words per thread), then a block, then a cluster that exchanges (maximum, sum) of its warps.
+A thread keeps up to 8 words of its row as they were loaded (8 elements of bf16 in 4 registers),
+which halves the registers per byte in flight: in 64 registers a thread, an SM holds 128 KiB of
+rows. The maximum is taken on packed pairs. The exponentials are computed for the sum, and again for
+the output; float32 keeps them in place instead. One warp has a row up to 256 words, then a block of
+up to 1024 threads. Longer rows of whole words lie in shared memory, too, which bulk copies fill: a
+row of 256 KiB takes a cluster of two blocks that exchange (maximum, sum) of their warps. Clusters
+of more would leave SMs idle, as few parts of the chip have a number of SMs that 4 divides.
 
-Rows that start anywhere have up to WIDTH - 1 elements before the first whole word and as many after the
-last: each is one extra element of one thread. Where x and y are misaligned differently, only the
-stores are narrow.
+Rows that start anywhere have up to WIDTH - 1 elements before the first whole word and as many after
+the last: each is one extra element of one thread. Where x and y are misaligned differently, only
+the stores are narrow.
 
-Long rows are looked ahead for: a block's first act is to have the L2 fetch its part of the row that
-starts AHEAD MiB of rows later, in contiguous pieces of up to 8 KiB. The stream of reads from memory thus
-goes on through the reductions, exchanges and stores of the blocks, whose own loads then hit the L2,
-and it costs neither registers nor shared memory, nor the balance of the hardware's scheduler.
+Long rows are looked ahead for: behind its own loads, a block has the L2 fetch its part of a later
+row, in contiguous pieces of up to 8 KiB. The stream of reads from memory thus goes on through the
+reductions, exchanges and stores of the blocks, whose own loads then hit the L2. It costs neither
+registers nor shared memory, nor the balance of the hardware's scheduler, which starts blocks in the
+order of rows. On an H200, 6 to 7 MiB between a row and the one that is fetched are best; with more,
+the L2 loses rows before they are used. Loads and stores have no hint for the caches there: with
+"evict first" everything takes 2 to 4 % longer.
 """
 
 import torch
@@ -23,13 +28,20 @@ from kagent_sandbox.lang import cuda_kernel
 WORDS = 8  # of 16 bytes per thread at most, in rows shorter than LONG
 LONG = 2048  # words from which on a thread holds LONG_WORDS of them, in 80 registers
 LONG_WORDS = 16
-THREADS = 512  # per block at most, with 8 words each (256 with 16): a longer row gets a cluster
-STREAM = 1  # stores that are the first to leave the L2; 0: written back when their turn comes
-AHEAD = 8  # MiB of rows between a row and the one that its block has fetched into the L2; 0: none
+THREADS = 512  # per block at most, with 8 words each (half as many with 16)
+HELD_THREADS = 512  # per block where rows lie in shared memory, too; two blocks share an SM
+HELD_WORDS = 14  # of such a thread in shared memory, at most
+STREAM = 0  # 1: stores that are the first to leave the L2; 0: written back when their turn comes
+AHEAD = 8  # MiB between a row and the one that its block has fetched into the L2; 0: none
 AHEAD_FROM = 2048  # words of a row from which on that is done
-TUNE = {"AHEAD": [0, 3, 8, 16], "LONG": [2048, 4096, 65536], "THREADS": [256, 512], "STREAM": [0, 1]}
+TUNE = {
+    "AHEAD": [0, 3, 6.5, 8],
+    "LONG": [2048, 4096, 65536],
+    "THREADS": [256, 512, 1024],
+    "STREAM": [0, 1],
+}
 
-MAX_CLUSTER = 8  # the portable maximum
+MAX_CLUSTER = 8  # the portable maximum, on Hopper
 
 SOURCE = r"""
 #include <cuda_bf16.h>
@@ -46,7 +58,9 @@ __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
 __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 __device__ __forceinline__ void from_float(float x, float& y) { y = x; }
 __device__ __forceinline__ void from_float(float x, __half& y) { y = __float2half_rn(x); }
-__device__ __forceinline__ void from_float(float x, __nv_bfloat16& y) { y = __float2bfloat16_rn(x); }
+__device__ __forceinline__ void from_float(float x, __nv_bfloat16& y) {
+  y = __float2bfloat16_rn(x);
+}
 
 template <typename T>
 __device__ __forceinline__ void unpack(const uint4& word, float* v) {
@@ -122,13 +136,9 @@ __device__ __forceinline__ float ex2(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+// exp(x). The subtraction of the maximum has happened: one multiply-add for both is less exact, and
+// the product with a large finite number overflows.
 __device__ __forceinline__ float exponential(float x) { return ex2(x * LOG2E); }
-
-// log2 e, or 1 where a product with it could overflow: there two different numbers are so far apart
-// that the exponential of their difference is 0 in either base.
-__device__ __forceinline__ float log2_unit(float maximum) {
-  return fabsf(maximum) > 1e38f ? 1.0f : LOG2E;
-}
 
 __device__ __forceinline__ float warp_max(float x) {
 #pragma unroll
@@ -187,18 +197,51 @@ __device__ __forceinline__ void send(float2* local, unsigned rank, float2 value,
       : "memory");
 }
 
+// Both ends 16-byte aligned, a multiple of 16 bytes.
+__device__ __forceinline__ void bulk_load(void* to, const void* from, unsigned bytes,
+                                          unsigned long long* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+      :: "r"(address(to)), "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(address(barrier))
+      : "memory");
+}
+
 // Fetch into the L2 only: 16-byte aligned, a multiple of 16 bytes, nothing to wait for.
 __device__ __forceinline__ void prefetch(const void* p, unsigned bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;"
                :: "l"(__cvta_generic_to_global(p)), "r"(bytes));
 }
 
+// The row's maximum and sum of exponentials relative to it, of those of its warps, which `partial`
+// takes. `gathered` counts what blocks of a cluster send.
+template <int CLUSTER, int WARPS>
+__device__ __forceinline__ float2 row_of(float2 mine, float2* partial, int rank, int warp,
+                                         unsigned long long* gathered) {
+  const int lane = threadIdx.x % 32;
+  if constexpr (CLUSTER > 1) {
+    if (lane < CLUSTER) send(&partial[rank * WARPS + warp], lane, mine, gathered);
+    __syncwarp();
+    barrier_wait(gathered, 0);                        // all that will ever be sent here has arrived
+  } else {
+    if (lane == 0) partial[warp] = mine;
+    __syncthreads();
+  }
+  float maximum = -CUDART_INF_F, sum = 0.0f;
+  for (int i = lane; i < CLUSTER * WARPS; i += 32) maximum = fmaxf(maximum, partial[i].x);
+  maximum = warp_max(maximum);
+  for (int i = lane; i < CLUSTER * WARPS; i += 32)    // a row of -inf gives NaN, as it should
+    sum += partial[i].y * exponential(partial[i].x - maximum);
+  return make_float2(maximum, warp_sum(sum));
+}
+
 // THREADS threads of each of CLUSTER blocks share a row; a block has its part of ROWS rows.
-// EDGES: rows may start anywhere, and end anywhere. ahead: the rows between a row and the one that is
-// fetched into the L2 meanwhile (0: none), which is left out below `skip`: its block runs already.
+// EDGES: rows may start anywhere, and end anywhere. ahead: the rows between a row and the one that
+// is fetched into the L2 meanwhile (0: none). Not below `skip`: its block runs by then.
 template <typename T, int WORDS, int THREADS, int ROWS, int CLUSTER, bool EDGES, bool STREAM>
-__global__ void __launch_bounds__(THREADS * ROWS, (WORDS > 8 ? (EDGES || THREADS * ROWS > 256 ? 512 : 768)
-                                               : WORDS > 4 ? 1024 : 1536) / (THREADS * ROWS))
+__global__ void __launch_bounds__(
+    THREADS * ROWS,
+    (WORDS > 8 ? (EDGES || THREADS * ROWS > 256 ? 512 : 768) : WORDS > 4 ? 1024 : 1536) /
+        (THREADS * ROWS))
 softmax_words(const T* x, T* y, long long x_stride, int rows, int columns, int ahead, int skip) {
   constexpr int WIDTH = 16 / sizeof(T);
   constexpr int WARPS = THREADS / 32;
@@ -215,7 +258,7 @@ softmax_words(const T* x, T* y, long long x_stride, int rows, int columns, int a
   if constexpr (CLUSTER > 1) {
     if (threadIdx.x == 0) {
       barrier_init(&gathered);
-      barrier_expect(&gathered, CLUSTER * WARPS * 8);
+      barrier_expect(&gathered, ROWS * CLUSTER * WARPS * 8);
     }
     cluster_arrive();                                 // "my barrier exists": awaited before sending
   }
@@ -226,7 +269,8 @@ softmax_words(const T* x, T* y, long long x_stride, int rows, int columns, int a
   int head = 0, words = 0, tail = 0;
   if (row < rows) {                                   // spare rows take part in barriers only
     if constexpr (EDGES) {
-      const int shift = static_cast<int>((reinterpret_cast<unsigned long long>(x) & 15) / sizeof(T));
+      const int shift =
+          static_cast<int>((reinterpret_cast<unsigned long long>(x) & 15) / sizeof(T));
       head = min((WIDTH - shift) % WIDTH, columns);
       words = (columns - head) / WIDTH;
       tail = (columns - head) % WIDTH;
@@ -235,6 +279,28 @@ softmax_words(const T* x, T* y, long long x_stride, int rows, int columns, int a
     }
   }
 
+  // All loads are issued before the first use. This thread has the words first, first + STEP, ...
+  const int first = rank * THREADS + thread;
+  const uint4* from = reinterpret_cast<const uint4*>(x + head);
+  uint4 w[WORDS];
+#pragma unroll
+  for (int i = 0; i < WORDS; ++i) {
+    w[i] = make_uint4(lowest<T>(), lowest<T>(), lowest<T>(), lowest<T>());
+    if (first + i * STEP < words) w[i] = __ldg(from + first + i * STEP);
+  }
+  int edge = -1;
+  float extra = -CUDART_INF_F;
+  if constexpr (EDGES) {
+    if (rank == 0) {
+      if (thread < head)
+        edge = thread;
+      else if (thread >= 16 && thread - 16 < tail)    // head < 16
+        edge = columns - tail + thread - 16;
+      if (edge >= 0) extra = to_float(x[edge]);
+    }
+  }
+
+#if __CUDA_ARCH__ >= 900
   if (ahead > 0 && lane == 0) {                       // this warp's piece of a later row
     const long long later = row + ahead;
     if (later >= skip && later < rows) {
@@ -255,27 +321,7 @@ softmax_words(const T* x, T* y, long long x_stride, int rows, int columns, int a
     }
   }
   __syncwarp();
-
-  // All loads are issued before the first use. This thread has the words first, first + STEP, ...
-  const int first = rank * THREADS + thread;
-  const uint4* from = reinterpret_cast<const uint4*>(x + head);
-  uint4 w[WORDS];
-#pragma unroll
-  for (int i = 0; i < WORDS; ++i) {
-    w[i] = make_uint4(lowest<T>(), lowest<T>(), lowest<T>(), lowest<T>());
-    if (first + i * STEP < words) w[i] = __ldcs(from + first + i * STEP);
-  }
-  int edge = -1;
-  float extra = -CUDART_INF_F;
-  if constexpr (EDGES) {
-    if (rank == 0) {
-      if (thread < head)
-        edge = thread;
-      else if (thread >= 16 && thread - 16 < tail)    // head < 16
-        edge = columns - tail + thread - 16;
-      if (edge >= 0) extra = to_float(x[edge]);
-    }
-  }
+#endif
 
   unsigned top = lowest<T>();
 #pragma unroll
@@ -283,11 +329,9 @@ softmax_words(const T* x, T* y, long long x_stride, int rows, int columns, int a
     top = larger<T>(top, larger<T>(larger<T>(w[i].x, w[i].y), larger<T>(w[i].z, w[i].w)));
   const float maximum = warp_max(fmaxf(largest<T>(top), extra));
 
-  // Exponentials relative to the warp's own maximum, so that one exchange serves maximum and sum:
-  // 2^(x unit - maximum unit). What was rounded off in the product is one factor for all elements,
-  // and the same number is used in the merge: it cancels. A warp may hold nothing but -inf.
-  const float unit = log2_unit(maximum);
-  const float shift = maximum == -CUDART_INF_F ? 0.0f : maximum * unit;
+  // Exponentials relative to the warp's own maximum, so that one exchange serves maximum and sum. A
+  // warp may hold nothing but -inf: -inf - -inf would be NaN.
+  const float base = maximum == -CUDART_INF_F ? 0.0f : maximum;
   float even = 0.0f, odd = 0.0f;
 #pragma unroll
   for (int i = 0; i < WORDS; ++i) {
@@ -295,42 +339,23 @@ softmax_words(const T* x, T* y, long long x_stride, int rows, int columns, int a
     unpack<T>(w[i], v);
 #pragma unroll
     for (int k = 0; k < WIDTH; k += 2) {
-      v[k] = ex2(fmaf(v[k], unit, -shift));
-      v[k + 1] = ex2(fmaf(v[k + 1], unit, -shift));
+      v[k] = exponential(v[k] - base);
+      v[k + 1] = exponential(v[k + 1] - base);
       even += v[k];
       odd += v[k + 1];
     }
     if constexpr (IN_PLACE) w[i] = pack<T>(v);
   }
-  if constexpr (EDGES) even += ex2(fmaf(extra, unit, -shift));
+  if constexpr (EDGES) even += exponential(extra - base);
   const float sum = warp_sum(even + odd);
 
-  float row_max = maximum, row_sum = sum;
+  float2 of_row = make_float2(maximum, sum);
   if constexpr (CLUSTER * WARPS > 1) {
-    const int warp = rank * WARPS + thread / 32;
-    if constexpr (CLUSTER > 1) {
-      cluster_wait();
-      if (lane < CLUSTER)
-        send(&partial[slot][warp], lane, make_float2(maximum, sum), &gathered);
-      __syncwarp();
-      barrier_wait(&gathered, 0);                     // all that will ever be sent here has arrived
-    } else {
-      if (lane == 0) partial[slot][warp] = make_float2(maximum, sum);
-      __syncthreads();
-    }
-    row_max = -CUDART_INF_F;
-    for (int i = lane; i < CLUSTER * WARPS; i += 32) row_max = fmaxf(row_max, partial[slot][i].x);
-    row_max = warp_max(row_max);
+    if constexpr (CLUSTER > 1) cluster_wait();
+    of_row = row_of<CLUSTER, WARPS>(of_row, partial[slot], rank, thread / 32, &gathered);
   }
-  const float row_unit = log2_unit(row_max);
-  const float row_log = row_max * row_unit;
-  if constexpr (CLUSTER * WARPS > 1) {
-    row_sum = 0.0f;
-    for (int i = lane; i < CLUSTER * WARPS; i += 32)  // a row of -inf gives NaN, as it should
-      row_sum += partial[slot][i].y * ex2(partial[slot][i].x * row_unit - row_log);
-    row_sum = warp_sum(row_sum);
-  }
-  const float scale = (IN_PLACE ? ex2(maximum * row_unit - row_log) : 1.0f) / row_sum;
+  const float row_maximum = of_row.x, row_sum = of_row.y;
+  const float scale = (IN_PLACE ? exponential(maximum - row_maximum) : 1.0f) / row_sum;
 
   T* out = y + head;
   const bool wide = !EDGES || (reinterpret_cast<unsigned long long>(out) & 15) == 0;
@@ -342,7 +367,7 @@ softmax_words(const T* x, T* y, long long x_stride, int rows, int columns, int a
       unpack<T>(w[i], v);
 #pragma unroll
       for (int k = 0; k < WIDTH; ++k)
-        v[k] = (IN_PLACE ? v[k] : ex2(fmaf(v[k], row_unit, -row_log))) * scale;
+        v[k] = (IN_PLACE ? v[k] : exponential(v[k] - row_maximum)) * scale;
       if (wide) {
         if constexpr (STREAM)
           __stcs(reinterpret_cast<uint4*>(out) + at, pack<T>(v));
@@ -355,8 +380,125 @@ softmax_words(const T* x, T* y, long long x_stride, int rows, int columns, int a
     }
   }
   if constexpr (EDGES) {
-    if (edge >= 0) from_float(ex2(fmaf(extra, row_unit, -row_log)) / row_sum, y[edge]);
+    if (edge >= 0) from_float(exponential(extra - row_maximum) / row_sum, y[edge]);
   }
+}
+
+// THREADS threads of each of CLUSTER blocks share a row of whole words. A block has a contiguous
+// part of it: WORDS words of each thread in registers, the others in shared memory, `held`.
+template <typename T, int WORDS, int THREADS, int CLUSTER, bool STREAM>
+__global__ void __launch_bounds__(THREADS, 1024 / THREADS)
+softmax_held(const T* x, T* y, long long x_stride, int rows, int columns, int ahead, int skip) {
+#if __CUDA_ARCH__ >= 900
+  constexpr int WIDTH = 16 / sizeof(T);
+  constexpr int WARPS = THREADS / 32;
+  constexpr int KEPT = WORDS * THREADS;
+  constexpr int AT_ONCE = 1024;                       // words of a bulk copy
+  constexpr bool IN_PLACE = sizeof(T) == 4;
+  extern __shared__ __align__(128) uint4 held[];
+  __shared__ __align__(8) unsigned long long gathered, arrived;
+  __shared__ float2 partial[CLUSTER * WARPS];
+
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int rank = CLUSTER > 1 ? cluster_rank() : 0;
+  const long long row = blockIdx.x / CLUSTER;
+  const int row_words = columns / WIDTH;
+  const int part = (row_words + CLUSTER - 1) / CLUSTER;
+  const int begin = rank * part;
+  const int words = max(0, min(part, row_words - begin));
+  const int held_words = max(0, words - KEPT);
+  const uint4* from = reinterpret_cast<const uint4*>(x + row * x_stride) + begin;
+  uint4* out = reinterpret_cast<uint4*>(y + row * columns) + begin;
+
+  if (threadIdx.x == 0) {
+    if constexpr (CLUSTER > 1) {
+      barrier_init(&gathered);
+      barrier_expect(&gathered, CLUSTER * WARPS * 8);
+    }
+    barrier_init(&arrived);
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // bulk copies see the barrier
+    barrier_expect(&arrived, held_words * 16);
+    for (int i = 0; i < held_words; i += AT_ONCE)
+      bulk_load(held + i, from + KEPT + i, min(AT_ONCE, held_words - i) * 16, &arrived);
+  }
+  __syncwarp();
+  uint4 w[WORDS];
+#pragma unroll
+  for (int i = 0; i < WORDS; ++i) {
+    const int at = threadIdx.x + i * THREADS;
+    w[i] = make_uint4(lowest<T>(), lowest<T>(), lowest<T>(), lowest<T>());
+    if (at < words) w[i] = __ldg(from + at);
+  }
+  if (ahead > 0 && lane == 0) {                       // this warp's piece of a later row
+    const long long later = row + ahead;
+    if (later >= skip && later < rows) {
+      const int piece = ((words + WARPS - 1) / WARPS + 7) & ~7;
+      const int count = min(piece, words - warp * piece);
+      const uint4* start = reinterpret_cast<const uint4*>(x + later * x_stride) + begin;
+      if (count > 0) prefetch(start + warp * piece, count * 16u);
+    }
+  }
+  __syncwarp();
+  // Barriers are initialised, here and in the other blocks.
+  if constexpr (CLUSTER > 1) {
+    cluster_arrive();
+    cluster_wait();
+  } else {
+    __syncthreads();
+  }
+
+  unsigned top = lowest<T>();
+  auto raise = [&](const uint4& q) {
+    top = larger<T>(top, larger<T>(larger<T>(q.x, q.y), larger<T>(q.z, q.w)));
+  };
+#pragma unroll
+  for (int i = 0; i < WORDS; ++i) raise(w[i]);
+  barrier_wait(&arrived, 0);
+#pragma unroll 4
+  for (int i = threadIdx.x; i < held_words; i += THREADS) raise(held[i]);
+  const float maximum = warp_max(largest<T>(top));
+
+  const float base = maximum == -CUDART_INF_F ? 0.0f : maximum;
+  float even = 0.0f, odd = 0.0f;
+  auto add = [&](uint4& q) {
+    float v[WIDTH];
+    unpack<T>(q, v);
+#pragma unroll
+    for (int k = 0; k < WIDTH; k += 2) {
+      v[k] = exponential(v[k] - base);
+      v[k + 1] = exponential(v[k + 1] - base);
+      even += v[k];
+      odd += v[k + 1];
+    }
+    if constexpr (IN_PLACE) q = pack<T>(v);
+  };
+#pragma unroll
+  for (int i = 0; i < WORDS; ++i) add(w[i]);
+#pragma unroll 2
+  for (int i = threadIdx.x; i < held_words; i += THREADS) add(held[i]);
+  const float2 mine = make_float2(maximum, warp_sum(even + odd));
+  const float2 of_row = row_of<CLUSTER, WARPS>(mine, partial, rank, warp, &gathered);
+
+  const float scale = (IN_PLACE ? exponential(maximum - of_row.x) : 1.0f) / of_row.y;
+  auto put = [&](int at, const uint4& q) {
+    float v[WIDTH];
+    unpack<T>(q, v);
+#pragma unroll
+    for (int k = 0; k < WIDTH; ++k)
+      v[k] = (IN_PLACE ? v[k] : exponential(v[k] - of_row.x)) * scale;
+    if constexpr (STREAM)
+      __stcs(out + at, pack<T>(v));
+    else
+      out[at] = pack<T>(v);
+  };
+#pragma unroll
+  for (int i = 0; i < WORDS; ++i) {
+    const int at = threadIdx.x + i * THREADS;
+    if (at < words) put(at, w[i]);
+  }
+#pragma unroll 2
+  for (int i = threadIdx.x; i < held_words; i += THREADS) put(KEPT + i, held[i]);
+#endif
 }
 
 template <typename T, int WIDTH>
@@ -408,58 +550,78 @@ TYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_
 def softmax(x: torch.Tensor) -> torch.Tensor:
     rows, columns = x.shape
     y = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
-    if rows == 0 or columns == 0:
-        return y
-    if columns > 1 and x.stride(1) != 1:
-        x = x.contiguous()
     name = TYPES[x.dtype]
     stride = x.stride(0) if rows > 1 else 0
     width = 16 // x.element_size()
     aligned = all(n % width == 0 for n in (columns, stride, x.storage_offset()))
     words = triton.cdiv(columns, width)
 
+    hopper = torch.cuda.get_device_capability(x.device)[0] >= 9
+    sms = torch.cuda.get_device_properties(x.device).multi_processor_count
+    stream = "true" if STREAM else "false"
+
+    def fetched(resident: int) -> tuple[int, int]:
+        """Rows ahead, and the first row that none of those that start at once fetches."""
+        if not hopper or words < AHEAD_FROM:
+            return 0, resident
+        return int(AHEAD * 1024 * 1024) // (words * 16), resident
+
+    if hopper and aligned and words > WORDS * THREADS and words < LONG:
+        kept, cluster = WORDS * HELD_THREADS, 1
+        while triton.cdiv(words, cluster) > kept + HELD_WORDS * HELD_THREADS:
+            cluster *= 2
+        if cluster <= MAX_CLUSTER:
+            shape = f"{WORDS}, {HELD_THREADS}, {cluster}, {stream}"
+            kernel = cuda_kernel(f"softmax_held<{name}, {shape}>", SOURCE)
+            kernel.launch(
+                (rows * cluster,),
+                (HELD_THREADS,),
+                x,
+                y,
+                stride,
+                rows,
+                columns,
+                *fetched(sms * (1024 // HELD_THREADS) // cluster),
+                shared=max(0, triton.cdiv(words, cluster) - kept) * 16,
+                cluster=(cluster,) if cluster > 1 else None,
+            )
+            return y
+
     per_thread = triton.next_power_of_2(triton.cdiv(words, 32))
     threads, cluster = 32, 1
     if per_thread > WORDS:
         per_thread = WORDS if words < LONG else LONG_WORDS
         most = THREADS * min(per_thread, 8)  # words of a block
-        while cluster < MAX_CLUSTER and triton.cdiv(words, cluster) > most:
+        while hopper and cluster < MAX_CLUSTER and triton.cdiv(words, cluster) > most:
             cluster *= 2
         threads = 32 * triton.cdiv(words, 32 * per_thread * cluster)
-        if threads > (1024 if per_thread <= 8 else 512):  # 512 with 16 words have 128 registers each
+        if threads > (1024 if per_thread <= 8 else 512):  # 512 with 16 words have 128 registers
             per_thread = 8
             threads = 32 * triton.cdiv(words, 32 * per_thread * cluster)
     if threads > 1024:
         narrow = width if aligned else 1
-        kernel = cuda_kernel(f"softmax_endless<{name}, {narrow}, 1024>", SOURCE)
-        kernel.launch((rows,), (1024,), x, y, stride, columns)
+        kernel = cuda_kernel(f"softmax_endless<{name}, {narrow}, 512>", SOURCE)
+        kernel.launch((rows,), (512,), x, y, stride, columns)
         return y
 
     together = max(1, 128 // threads)
+    block = threads * together
+    if per_thread > 8:
+        resident = (512 if not aligned or block > 256 else 768) // block
+    else:
+        resident = (1024 if per_thread > 4 else 1536) // block
     edges = "false" if aligned else "true"
-    stream = "true" if STREAM else "false"
-    ahead = skip = 0
-    if AHEAD > 0 and words >= AHEAD_FROM:
-        ahead = max(1, AHEAD * 1024 * 1024 // (words * 16))
-        block = threads * together
-        if per_thread > 8:
-            resident = (512 if not aligned or block > 256 else 768) // block
-        else:
-            resident = (1024 if per_thread > 4 else 1536) // block
-        sms = torch.cuda.get_device_properties(x.device).multi_processor_count
-        skip = sms * max(1, resident) * together // cluster  # these rows start at once
     shape = f"{per_thread}, {threads}, {together}, {cluster}, {edges}, {stream}"
     kernel = cuda_kernel(f"softmax_words<{name}, {shape}>", SOURCE)
     kernel.launch(
         (triton.cdiv(rows, together) * cluster,),
-        (threads * together,),
+        (block,),
         x,
         y,
         stride,
         rows,
         columns,
-        ahead,
-        skip,
+        *fetched(sms * max(1, resident) * together // cluster),
         cluster=(cluster,) if cluster > 1 else None,
     )
     return y

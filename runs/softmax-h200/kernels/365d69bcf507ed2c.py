@@ -6,6 +6,8 @@ of a block: with few programs on each SM the rows in flight stay in the L2 cache
 read costs no DRAM traffic.
 """
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -16,15 +18,18 @@ PROGRAMS_PER_SM = 2  # rows in flight: more hide latency, fewer keep the second 
 TUNE = {"TILE": [2048, 4096, 8192, 16384], "NUM_WARPS": [8, 16, 32], "PROGRAMS_PER_SM": [1, 2, 4]}
 
 
-# `rows` only bounds a loop: it is not worth kernels of its own for 1 row and for multiples of 16.
-@triton.jit(do_not_specialize=["rows"])
-def softmax_online(x_ptr, y_ptr, x_stride, y_stride, rows, columns, TILE: tl.constexpr):
+# The compiler knows of a number only whether 16 divides it. Strides and columns come in words of
+# WORD elements: of words * WORD it sees that WORD divides it, and loads and stores whole words.
+# They are not worth kernels of their own for 1 and for multiples of 16.
+@triton.jit(do_not_specialize=["x_words", "rows", "words"])
+def softmax_online(x_ptr, y_ptr, x_words, rows, words, WORD: tl.constexpr, TILE: tl.constexpr):
     LOG2E: tl.constexpr = 1.4426950408889634
+    x_stride, columns = x_words.to(tl.int64) * WORD, words * WORD
     lane = tl.arange(0, TILE)
     first = tl.program_id(0).to(tl.int64)  # row * stride can exceed 32 bits
     for row in range(first, rows, tl.num_programs(0)):
         x_row = x_ptr + row * x_stride
-        y_row = y_ptr + row * y_stride
+        y_row = y_ptr + row * columns
 
         # A finite lowest value: with -inf, the first masked element would give -inf - -inf.
         maximum = tl.full([TILE], -3.4028234663852886e38, tl.float32)
@@ -68,7 +73,8 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count
     # A block of many warps leaves room for fewer programs; short rows need more of them in flight.
     programs = min(rows, processors * PROGRAMS_PER_SM * max(16 // warps, 1))
+    word = math.gcd(columns, x.stride(0), 16 // x.element_size())
     softmax_online[(programs,)](
-        x, y, x.stride(0), y.stride(0), rows, columns, TILE=tile, num_warps=warps
+        x, y, x.stride(0) // word, rows, columns // word, WORD=word, TILE=tile, num_warps=warps
     )
     return y

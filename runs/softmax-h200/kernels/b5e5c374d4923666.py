@@ -4,6 +4,8 @@ Pays while a row fits the registers of one block: up to 16384 columns it runs at
 on an H100; at 65536 it spills, and `triton_online` or `cuda_cluster` is better.
 """
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -12,9 +14,13 @@ ELEMENTS_PER_THREAD = 16  # more threads for the same row hide more latency, but
 TUNE = {"ELEMENTS_PER_THREAD": [8, 16, 32, 64]}
 
 
-@triton.jit
-def softmax_rows(x_ptr, y_ptr, x_stride, y_stride, columns, BLOCK: tl.constexpr):
+# The compiler knows of a number only whether 16 divides it. Strides and columns come in words of
+# WORD elements: of words * WORD it sees that WORD divides it, and loads and stores whole words.
+# They are not worth kernels of their own for 1 and for multiples of 16.
+@triton.jit(do_not_specialize=["x_words", "words"])
+def softmax_rows(x_ptr, y_ptr, x_words, words, WORD: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)  # rows * stride can exceed 32 bits
+    x_stride, columns = x_words.to(tl.int64) * WORD, words * WORD
     offsets = tl.arange(0, BLOCK)
     inside = offsets < columns
     x = tl.load(x_ptr + row * x_stride + offsets, mask=inside, other=-float("inf")).to(tl.float32)
@@ -22,7 +28,7 @@ def softmax_rows(x_ptr, y_ptr, x_stride, y_stride, columns, BLOCK: tl.constexpr)
     # first: rounding the product of a large x would cost the result its low bits.
     e = tl.exp2((x - tl.max(x, 0)) * 1.4426950408889634)
     y = e * (1.0 / tl.sum(e, 0))
-    tl.store(y_ptr + row * y_stride + offsets, y.to(y_ptr.dtype.element_ty), mask=inside)
+    tl.store(y_ptr + row * columns + offsets, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
@@ -30,5 +36,8 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
     y = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
     block = triton.next_power_of_2(columns)
     warps = min(max(block // (32 * ELEMENTS_PER_THREAD), 1), 32)
-    softmax_rows[(rows,)](x, y, x.stride(0), y.stride(0), columns, BLOCK=block, num_warps=warps)
+    word = math.gcd(columns, x.stride(0), 16 // x.element_size())
+    softmax_rows[(rows,)](
+        x, y, x.stride(0) // word, columns // word, WORD=word, BLOCK=block, num_warps=warps
+    )
     return y
