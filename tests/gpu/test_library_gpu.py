@@ -59,7 +59,7 @@ def run(library, *arguments, timeout_s=600):
 def test_its_own_tests_pass_and_kernels_run(library):
     out = run(library, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "tests")
     print(out[-1500:])
-    assert "no kernel was measured" not in out
+    assert "no kernel was measured on a device like those here" not in out
 
 
 @pytest.mark.timeout(900)
@@ -69,7 +69,7 @@ def test_its_own_tests_pass_confined_as_an_export_runs_them(library):
     ran = run_tests(library.name, files, gpu=True, path="build/torch-universal")
     print(ran.log[-1500:])
     assert ran.why == ""
-    assert "no kernel was measured" not in ran.log
+    assert "no kernel was measured on a device like those here" not in ran.log
 
 
 @pytest.mark.timeout(900)

@@ -1,4 +1,4 @@
-"""Calls of the kept library's Triton kernels, repeated without their host function on this GPU."""
+"""Calls of the kept library's kernels, repeated without their host function on this GPU."""
 
 import importlib
 import sys
@@ -52,7 +52,8 @@ def test_later_calls_give_what_the_host_function_gives(called):
     for seed in range(5):
         arguments = task.arguments(case, seed)
         same(results(repeated, task, arguments), results(host, task, arguments))
-    assert len(calls) == 2
+    # Computes products with torch as well.
+    assert len(calls) == (5 if calls[0] == "linear_cross_entropy" else 2)
 
 
 def test_on_another_stream_and_in_a_graph(called):

@@ -1,5 +1,5 @@
 """Calls that are repeated without their host function: Triton's own way to a launch, with a driver
-that computes on the host what its launches would.
+that computes on the host what its launches would, and the runtime's, with a watcher that does.
 """
 
 import ctypes
@@ -17,8 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kagent.export.library._kernels import load
 from kagent.export.library._repeated import Repeated
+from kagent_sandbox import runtime
 from kagent_sandbox.builder.trace.triton import Driver
 from kagent_sandbox.data.target import parse_target
+from kagent_sandbox.runtime import StructArgument, cuda_kernels
+from kagent_sandbox.runtime.launches import watch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 N = 128
@@ -295,7 +298,7 @@ def test_a_failure_leaves_tritons_launch_as_it_was(host, device):
     assert triton.runtime.jit.JITFunction.run is before
 
 
-@pytest.mark.parametrize("line", ["import cutlass", "from .. import _runtime", "import numpy"])
+@pytest.mark.parametrize("line", ["import cutlass", "from .. import _others", "import numpy"])
 def test_a_file_that_imports_what_may_launch_is_called_each_time(device, tmp_path, line):
     module = imported(tmp_path, "others_of_this_test", SOURCE + f"\ndef never():\n    {line}\n")
     function = Repeated(module.sums)
@@ -459,3 +462,112 @@ def test_any_chain_of_launches_is_repeated_as_it_was(host, device, steps):
     for seed in range(4):
         x, y = drawn(2 * seed), drawn(2 * seed + 1)
         torch.testing.assert_close(function(x, y), chain(x, y), rtol=0, atol=0)
+
+
+BY_RUNTIME = """
+from .._runtime import cuda_kernel, struct
+
+SOURCE = "// of this test"
+
+def by_runtime(x, y):
+    CALLS.append("by_runtime")
+    out, sizes = torch.empty_like(x), [1]
+    cuda_kernel("add", SOURCE).launch(sizes, (128,), x, y, out, 128, shared=64, pdl=True)
+    sizes[0] = 99
+    return out
+
+def structured(x, y):
+    CALLS.append("structured")
+    ones, out = torch.full((128,), 1.0), torch.empty((2, 64))
+    cuda_kernel("add_of", SOURCE).launch(1, 128, struct(x, struct(y, out.view(-1))))
+    return launch(out.view(-1), ones, torch.empty(128)), None
+
+def by_both(x, y):
+    CALLS.append("by_both")
+    ones, total = torch.full((128,), 1.0), torch.empty(128)
+    cuda_kernel("add", SOURCE).launch(1, 128, launch(x, y, torch.empty(128)), ones, total, 128)
+    return total
+
+def keeps_by_runtime(x, y):
+    CALLS.append("keeps_by_runtime")
+    if not KEPT:
+        KEPT.append(torch.empty(128))
+    cuda_kernel("add", SOURCE).launch(1, 128, x, y, KEPT[0], 128)
+    return KEPT[0].view(128)
+
+def looks_by_runtime(x, y):
+    CALLS.append("looks_by_runtime")
+    out = torch.empty(128)
+    cuda_kernel("add", SOURCE).launch(1, 128, x, y if x[0].item() > 0 else x, out, 128)
+    return out
+"""
+EXPECTED |= {
+    "by_runtime": lambda x, y: x + y,
+    "structured": lambda x, y: (x + y + 1, None),
+    "by_both": lambda x, y: x + y + 1,
+    "keeps_by_runtime": lambda x, y: x + y,
+    "looks_by_runtime": EXPECTED["looks"],
+}
+
+
+def add_instead(source, args, launching):
+    """Compute what a kernel of the runtime would."""
+    if source.name == "add_of":
+        assert isinstance(args[0], StructArgument)
+        args = [tensor for _, tensor in args[0].placed]
+    first, second, out = (on_host(t.data_ptr()) for t in args[:3])
+    out[:] = first + second
+    launches.append((source.name, launching, None))
+    return True
+
+
+@pytest.fixture
+def by_runtime(host, device, tmp_path, monkeypatch):
+    """The kernels' file, with more of them that the runtime launches."""
+    monkeypatch.setitem(sys.modules, "tests._runtime", runtime)
+    monkeypatch.setitem(sys.modules, "tests._runtime.cuda_kernels", cuda_kernels)
+    monkeypatch.setattr(watch, "instead", add_instead)
+    monkeypatch.setattr(watch, "any", True)
+    return imported(tmp_path, "of_the_runtime", SOURCE + BY_RUNTIME)
+
+
+@pytest.mark.parametrize("name", ["by_runtime", "structured", "by_both"])
+def test_launches_of_the_runtime_are_repeated(by_runtime, name):
+    function, launch = Repeated(getattr(by_runtime, name)), cuda_kernels.CudaKernel.launch
+    for seed in range(5):
+        x, y = drawn(2 * seed), drawn(2 * seed + 1)
+        found, expected = function(x, y), EXPECTED[name](x, y)
+        torch.testing.assert_close(found, expected)
+    assert [name] * 2 == by_runtime.CALLS
+    each = len(launches) // 5
+    assert each == (1 if name == "by_runtime" else 2)
+    assert len({(kernel, given) for kernel, given, _ in launches if kernel != "add"}) <= each
+    assert cuda_kernels.CudaKernel.launch is launch
+    if name == "by_runtime":
+        (launching,) = {given for _, given, _ in launches}
+        assert (launching.grid, launching.block) == ((1, 1, 1), (128, 1, 1))
+        assert (launching.shared, launching.pdl) == (64, True)
+
+
+@pytest.mark.parametrize("name", ["keeps_by_runtime", "looks_by_runtime"])
+def test_launches_of_the_runtime_that_depend_on_more_are_not_repeated(by_runtime, name):
+    function = Repeated(getattr(by_runtime, name))
+    for seed in range(4):
+        check(function, name, seed)
+    assert [name] * 4 == by_runtime.CALLS
+
+
+def test_a_launch_that_the_runtime_refuses_leaves_it_as_it_was(by_runtime, monkeypatch):
+    def refuse(source, args, launching):
+        raise ValueError("of this test")
+
+    function, launch = Repeated(by_runtime.by_runtime), cuda_kernels.CudaKernel.launch
+    check(function, "by_runtime", 0)
+    with monkeypatch.context() as during:
+        during.setattr(watch, "instead", refuse)
+        with pytest.raises(ValueError, match="of this test"):
+            function(drawn(2), drawn(3))
+    assert cuda_kernels.CudaKernel.launch is launch
+    for seed in range(4):
+        check(function, "by_runtime", seed)
+    assert by_runtime.CALLS == ["by_runtime"] * 3
