@@ -121,7 +121,7 @@ def _overlap(given: Sequence[torch.Tensor]) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Launchers:
-    """What can launch kernels in a host function's file.
+    """Ways to a launch in a host function's file.
 
     Attributes:
         triton: Whether Triton can.
@@ -139,7 +139,7 @@ class _Launchers:
 
 @functools.cache
 def _launchers_of(function: Callable[..., Any]) -> _Launchers | None:
-    """What can launch by the imports of the function's file; None if more than is watched here."""
+    """Ways to a launch by the imports of the function's file; None if more than are watched here."""
     module = sys.modules[function.__module__]
     file = getattr(module, "__file__", None)
     if file is None:
@@ -148,7 +148,7 @@ def _launchers_of(function: Callable[..., Any]) -> _Launchers | None:
     ours = f"{package.rpartition('.')[0]}._runtime"
     names = _imported_names(ast.parse(Path(file).read_text(encoding="utf-8")), package)
     tops = {name.partition(".")[0] for name in names if name != ours}
-    triton = "triton" in tops
+    triton = _JIT.partition(".")[0] in tops
     if not tops <= _IMPORTED or (triton and not {_JIT, _COMPILER} <= set(sys.modules)):
         return None
     if triton and os.environ.get("TRITON_INTERPRET") == "1":
@@ -477,7 +477,7 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return _plain(value) if made is None else made
 
     def _made(self, values: Iterable[Any], make: Callable[[list[Any]], Any]) -> _Made | None:
-        """What makes something of values; None if there are no tensors among them."""
+        """A `_Made` of values; None if there are no tensors among them."""
         items = [self._placed(value) for value in values]
         if not any(isinstance(item, _Place | _Made) for item in items):
             return None
@@ -514,7 +514,7 @@ def _filled(kind: type, names: Sequence[str], values: Sequence[Any]) -> Any:
 
 
 def _stream_of(device: torch.device) -> Callable[[int], int]:
-    """What gives a device's current stream, by its index."""
+    """Function that takes a device's index, and returns its current stream."""
     if device.type == "cuda":  # as Triton has it, whose driver needs a C compiler
         found: Callable[[int], int] = torch._C._cuda_getCurrentRawStream  # noqa: SLF001
         return found
