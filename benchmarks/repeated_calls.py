@@ -37,8 +37,15 @@ ROOT = Path(__file__).resolve().parents[1]
 CALLS, ALIGNMENT = 100, 512
 BF16, FP32 = torch.bfloat16, torch.float32
 QUERY = (BF16, 1, 4, 256, 128)
+LAYER = ((BF16, 128, 64), (BF16, 64, 64), (BF16, 64), (BF16, 128))
 ARGUMENTS: Mapping[str, tuple[object, ...]] = {
     "adamw": (*[(BF16, 64, 1024)] * 4, (FP32,), (FP32,), 0.9, 0.999, 1e-8, 0.01),
+    "adamw_tensors": (
+        *LAYER,
+        *LAYER,
+        *[(FP32, *sizes) for _, *sizes in LAYER] * 2,
+        *[(FP32,), (FP32,), 0.9, 0.999, 1e-8, 0.01],
+    ),
     "attention": (QUERY, QUERY, QUERY, True),
     "attention_train": (QUERY, QUERY, QUERY, True),
     "attention_backward": (*[QUERY] * 5, (FP32, 1, 4, 256), True),
