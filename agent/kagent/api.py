@@ -177,8 +177,9 @@ class Run:
             observe: Function that receives every event (`kagent.runs.events`).
 
         Raises:
-            UserError: There is no such task or target, or an option does not fit.
-            RunError: The folder cannot be written.
+            UserError: There is no such task or target, an option does not fit, or the folder of
+                runs can be neither written nor made.
+            RunError: The run's folder cannot be written.
         """
         fits = isinstance(task, Path) or (isinstance(task, str) and task)
         require(fits, "task", task, "a task's name or folder: kagent tasks lists the names")

@@ -1,7 +1,7 @@
 """Inputs that tasks have in common: what reference.py may import for its `inputs`.
 
     from kagent_sandbox.draws import draw_as_counted, draw_attention, draw_index, offsets, segments
-    from kagent_sandbox.draws import break_rows, draw_kinds, draw_rows, plant
+    from kagent_sandbox.draws import break_rows, draw_around, draw_kinds, draw_rows, plant
 
 An exported library has these functions in its copy of reference.py.
 """
@@ -233,6 +233,53 @@ def plant(
     which = torch.randint(len(values), shape, generator=generator, device=device)
     for i, value in enumerate(values):
         tensor.masked_fill_((position < share) & (which == i), value)
+
+
+def draw_around(
+    tensor: torch.Tensor, thresholds: dict[float, int], generator: torch.Generator
+) -> torch.Tensor:
+    """Draw numbers around thresholds in the place of elements of a tensor.
+
+    They are at a threshold, next to it on both sides, and away from it by half of its magnitude (of
+    1, where it is 0). Each row has one threshold; in every other row all elements are one number,
+    in the others half of them are drawn. Of fewer than 4 rows for each threshold, each element has
+    a threshold of its own.
+
+    Args:
+        tensor: Floating-point numbers of any shape; the last dimension is a row.
+        thresholds: For each threshold the least distance from it, in machine epsilons. Where it is
+            0, numbers are at the threshold and one epsilon away.
+        generator: The source of chance, on the tensor's device.
+
+    Returns:
+        A tensor of the same shape and dtype.
+
+    Example:
+        Draw at 6, where a ReLU6 changes, and beside it:
+
+            import torch
+
+            generator = torch.Generator().manual_seed(0)
+            x = draw_around(torch.zeros(8, 64), {6.0: 0}, generator)
+            assert set(x.unique().tolist()) > {0.0, 3.0, 6.0, 9.0}
+    """
+    if not tensor.numel():
+        return tensor
+    rows = tensor.reshape(-1, tensor.shape[-1] if tensor.dim() else 1)
+    shape, device, count = rows.shape, tensor.device, len(thresholds)
+    alike = len(rows) >= 4 * count
+    kind = draw_kinds(len(rows) if alike else rows.numel(), count, generator, device)
+    table = torch.tensor([*thresholds.items()], dtype=torch.float64, device=device)
+    at, least = table[kind.reshape(len(rows), -1)].unbind(-1)
+    one = (draw_kinds(len(rows), 2, generator, device) == 0) & alike
+    side = torch.randint(-2, 3, shape, generator=generator, device=device)
+    side = torch.where(one, side[:, :1], side)
+    side = torch.where((side == 0) & (least > 0), 1, side)
+    near = least.clamp(min=1.0) * torch.finfo(tensor.dtype).eps
+    away = side.sign() * torch.where(side.abs() == 2, 0.5, near)
+    drawn = (at + away * torch.where(at == 0, 1.0, at.abs())).to(tensor.dtype)
+    half = torch.rand(shape, generator=generator, device=device) < 0.5
+    return torch.where(one | half, drawn, rows).reshape(tensor.shape)
 
 
 def draw_attention(

@@ -16,8 +16,9 @@ from kagent_sandbox.errors import UserError
 from kagent.config.settings import Config
 from kagent.evolve.proposers import check_prompts
 from kagent.evolve.remembering import SeedText, seeds_from_memory, take, wanted
-from kagent.evolve.session import kind_for, new_manifest, require_writable, seeds_for
+from kagent.evolve.session import kind_for, new_manifest, seeds_for
 from kagent.runs.ask import Nobody
+from kagent.runs.files import require_folder
 from kagent.runs.store import RunStore
 from kagent.tasks import command_word, find_task, sound_task
 
@@ -43,8 +44,8 @@ def new_run(
 
     Raises:
         TaskError: The task has a fault.
-        UserError: There is no such task or target, no seed for it, the language is not its own, or
-            the prompts' templates are wrong.
+        UserError: There is no such task or target, no seed for it, the language is not its own, the
+            prompts' templates are wrong, or the folder of runs can be neither written nor made.
         RunError: The folder cannot be written.
     """
     config = config.model_copy(update={"proposer": Nobody.name})
@@ -52,7 +53,7 @@ def new_run(
     task = find_task(task_name)
     kind, target = device_for(config.lang, target)
     seeds = seeds_for(task, kind, config.lang)
-    require_writable(config.runs)
+    require_folder(config.runs)
     sound_task(task, kind, say)
     with RunStore.create(config.runs, new_manifest(task, kind, target, config, {})) as store:
         if config.memory:

@@ -65,7 +65,7 @@ _ASKED = "_local_scalar_dense"
 _ZEROS = frozenset({"zeros", "zeros_like", "new_zeros"})
 _FULL = {"full": 1, "full_like": 1, "new_full": 2}
 """Operations that fill a new tensor, and the place of the number among their arguments."""
-_SHAPED = frozenset(
+SHAPED = frozenset(
     {"empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like"}
     | {"new_empty", "new_zeros", "new_ones", "new_full"}
 )
@@ -215,7 +215,7 @@ class _Prover(Watching):  # type: ignore[no-untyped-call]
             return out
         read = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)]
         zero = isinstance(out, torch.Tensor) and _is_zero(func, args, [*map(self._of, read)], out)
-        if name in _SHAPED:
+        if name in SHAPED:
             read = []
         elif zero and name == "mul":
             read = [t for t in read if self._of(t).zero]

@@ -131,6 +131,7 @@ def campaign(
     if resume:
         work = _resumed(read_record(folder, Campaign), folder, names, asked, options)
     else:
+        require_folder(folder)
         work = plan(names, asked, where)
     with clear_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)

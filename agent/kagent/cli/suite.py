@@ -309,17 +309,19 @@ def _import_seconds(text: str) -> float:
 
 
 def _require_none(folder: Path) -> None:
-    """Make sure that no suite is there.
+    """Make sure that no suite is there, and that one can be.
 
     Raises:
-        UserError: One is.
+        UserError: One is, or the folder can be neither written nor made.
     """
+    from kagent.runs.files import require_folder
     from kagent.suite.record import Suite
 
     if (folder / Suite.FILE).exists():
         raise UserError(
             f"{folder}: a suite is there: --resume goes on with it, --to begins another"
         )
+    require_folder(folder)
 
 
 def _new(sources: tuple[str, ...], given: Mapping[str, object], kind: Kind | None = None) -> Suite:

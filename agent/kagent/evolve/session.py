@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -49,7 +47,7 @@ from kagent.fleet.fleet import LOCAL, fleet_of
 from kagent.runs.ask import Nobody
 from kagent.runs.cost import ModelCall
 from kagent.runs.events import Observer, Phase, Progress, Stop, progress_to
-from kagent.runs.files import clear_errors
+from kagent.runs.files import require_folder
 from kagent.runs.history import History
 from kagent.runs.manifest import Manifest, read_manifest
 from kagent.runs.profiles import stored_profiles
@@ -85,7 +83,8 @@ def evolve(
         race: Whether the final race follows the search.
 
     Raises:
-        UserError: The task, or the languages asked for, cannot be evolved on this machine.
+        UserError: The task, or the languages asked for, cannot be evolved on this machine; or the
+            folder of runs can be neither written nor made.
         RunError: The run's folder cannot be used.
         ModelError: A model cannot be asked; nothing was measured.
         MachineError: The machine failed. Events recorded until then are kept.
@@ -102,7 +101,7 @@ def evolve(
         resumed: RunStore | None = None
         require_machine(kind, config, config.judges)
         if manifest is None:
-            require_writable(config.runs)
+            require_folder(config.runs)
         else:
             assert resume is not None
             same_kind(manifest, kind, resume)
@@ -355,18 +354,6 @@ def same_kind(manifest: Manifest, kind: Kind, folder: Path) -> None:
             f"{folder}: a run for {manifest.target}, and this machine would time it on its "
             f"{kind.upper()}: continue where there is such a device, or start a new run"
         )
-
-
-def require_writable(runs: Path) -> None:
-    """Make sure that a folder can hold runs: it is made if need be.
-
-    Raises:
-        RunError: It cannot be written.
-    """
-    with clear_errors(runs):
-        runs.mkdir(parents=True, exist_ok=True)
-        if not os.access(runs, os.W_OK | os.X_OK, effective_ids=True):
-            raise PermissionError(errno.EACCES, "not writable")
 
 
 def note_isolation_change(

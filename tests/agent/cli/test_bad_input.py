@@ -176,11 +176,15 @@ def test_a_name_of_no_run_is_refused_with_the_last_ones(kagent, stored):
 @pytest.mark.parametrize(
     ("words", "said", "code"),
     [
-        (("ask", "softmax", "--runs", "file"), "file: a file, where a folder was expected", 4),
-        (("ask", "softmax", "--runs", "file/a"), "file: a file, where a folder was expected", 4),
-        (("ask", "softmax", "--runs", "/proc/x"), "/proc/x: cannot be made there (No such file or "
-         "directory): name another place", 4),
-        (("campaign", "softmax", "--to", "file"), "file: a file, where a folder was expected", 4),
+        (("ask", "softmax", "--runs", "file"), "file: a file, where a folder was expected", 2),
+        (("ask", "softmax", "--runs", "file/a"), "file: a file, where a folder was expected", 2),
+        (("ask", "softmax", "--runs", "/proc/x"), "/proc/x: cannot be written (No such file or "
+         "directory): name another place", 2),
+        (("evolve", "softmax", "--lang", "cpp", "--runs", "file"), "file: a file, where a f", 2),
+        (("evolve", "softmax", "--lang", "cpp", "--runs", "/proc/x"), "/proc/x: cannot be wr", 2),
+        (("campaign", "softmax", "--to", "file"), "file: a file, where a folder was expected", 2),
+        (("suite", "run", "softmax", "--to", "file"), "file: a file, where a folder was exp", 2),
+        (("suite", "run", "softmax", "--to", "/proc/x"), "/proc/x: cannot be written", 2),
         (("campaign", "no.toml"), "no.toml: no such file: expected a campaign's TOML file", 2),
         (("campaign", "folder"), "folder: no task there: expected a task's folder, a "
          "folder of tasks, or a TOML file", 2),

@@ -119,6 +119,19 @@ def test_equal_work_is_recognised_whatever_the_text(builder):
     assert one.tree_hash != three.tree_hash
 
 
+def test_options_that_change_no_instruction_are_the_same_work(builder):
+    """As of an Inductor seed's VECTOR_BITS where no loop becomes one of vectors."""
+    scalar = CPP.replace("std::exp(", "std::lgamma(")
+    texts = [
+        scalar.replace('\n""")', f'\n""", options=["-mprefer-vector-width={bits}"])')
+        for bits in (128, 256, 512)
+    ]
+    assert len(set(texts)) == 3
+    found = [builder.build(request(text, target="cpu")) for text in texts]
+    assert len({b.tree_hash for b in found}) == 3
+    assert len({b.work_hash for b in found}) == 1
+
+
 def test_cuda(builder):
     built = builder.build(request(CUDA, max_configs=2))
     assert isinstance(built, Built), built

@@ -71,6 +71,8 @@ class TaskDraft:
         rows: Kinds of rows that `mixed` inputs have.
         nonfinite: Whether the operation is tried on infinities and NaN.
         blank: Whether it is tried with all numbers 0, those of a module, too.
+        thresholds: By argument the numbers around which `thresholds` draws, each with the least
+            distance from it in machine epsilons: there the operation's branches change.
         constraints: Formulas over dimensions that hold in every case.
         gpu: Cases for GPUs.
         cpu: Cases for CPUs.
@@ -90,6 +92,7 @@ class TaskDraft:
     notes: tuple[str, ...] = field(default=())
     idle: tuple[Proof, ...] = ()
     blank: bool = False
+    thresholds: Mapping[str, Mapping[float, int]] = field(default_factory=dict)
     constraints: tuple[str, ...] = ()
     on_cpu: ResultCalibration | None = None
 

@@ -44,7 +44,8 @@ def inputs_lines(draft: TaskDraft) -> list[str]:
         words.append(f"{example.name} {drawing.words()}")
         if example in draft.varied:
             varied.append(example.name)
-            lines.append(f"{example.name} = _varied({example.name}, case, generator)")
+            around = f", {dict(t)}" if (t := draft.thresholds.get(example.name)) else ""
+            lines.append(f"{example.name} = _varied({example.name}, case, generator{around})")
     pairs = [f"{json.dumps(e.name)}: {e.name}" for e in draft.arguments]
     doc = [
         "Draw the arguments of a call.",
@@ -53,6 +54,9 @@ def inputs_lines(draft: TaskDraft) -> list[str]:
     ]
     if varied:
         doc += _wrapped(f"The case's scale multiplies {', '.join(varied)}. " + _row_words(draft))
+    for name, numbers in draft.thresholds.items():
+        where = " and ".join(f"{n:g}" for n in numbers)
+        doc += _wrapped(f"In `thresholds` {name} is around {where}, where a branch changes.")
     if draft.blank:
         doc += _wrapped("`blank`: all floating-point numbers are 0, those of the module, too.")
     whole = " ".join(lines)
@@ -133,15 +137,23 @@ def _varied(draft: TaskDraft) -> list[str]:
     at = "torch.randint(columns, (n, 1), generator=generator, device=x.device)"
     if flat:  # not where the last part is padding
         at += " % (len(x) - PART * torch.arange(n, device=x.device)).unsqueeze(1)"
+    parameters = ["x: torch.Tensor", "case: Case", "generator: torch.Generator"]
+    if draft.thresholds:
+        parameters.append("thresholds: dict[float, int] | None = None")
+    around = [
+        '    if case.inputs == "thresholds":',
+        "        return draw_around(x, thresholds, generator) if thresholds else x",
+    ]
     return [
         f"ROWS = ({', '.join(map(quoted, rows))}{',' if len(rows) == 1 else ''})",
         *([f"PART = {PART}  # elements of a vector that are of one kind"] if flat else []),
         "",
         "",
-        "def _varied(x: torch.Tensor, case: Case, generator: torch.Generator) -> torch.Tensor:",
+        *broken("def _varied(", parameters, ") -> torch.Tensor:"),
         '    """Scale a tensor, and make its rows of the case\'s kinds."""',
         "    if case.scale != 1.0:",
         "        x = x * case.scale",
+        *(around if draft.thresholds else []),
         f"    if case.inputs {unchanged}:",
         "        return x",
         '    names = ROWS if case.inputs in ("mixed", "nonfinite") else (case.inputs,)',

@@ -148,7 +148,9 @@ def _rule(
 
 def _helpers(draft: TaskDraft) -> list[str]:
     """The import of what draws rows of several kinds."""
-    return ["from kagent_sandbox.draws import draw_kinds, draw_rows"] if draft.varied else []
+    around = "draw_around, " if draft.thresholds else ""
+    names = f"{around}draw_kinds, draw_rows"
+    return [f"from kagent_sandbox.draws import {names}"] if draft.varied else []
 
 
 def _dtype_of_floats(draft: TaskDraft) -> tuple[str, str]:

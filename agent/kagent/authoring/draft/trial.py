@@ -285,6 +285,19 @@ class Trials:
             return True
         return all(map(_same_places, outputs, simpler))
 
+    def drawn(self, case: DraftCase, seed: int = 1) -> InputSet:
+        """A draw of a case."""
+        return self._sampler.fresh(_case(case, "drawn"), seed)
+
+    def watch(self, mode: TorchDispatchMode, inputs: InputSet) -> None:
+        """Compute the reference of a draw, in simpler operations, while a mode looks on.
+
+        Raises:
+            TaskError: It cannot be decomposed, or fails.
+        """
+        with enable_python_dispatcher(), mode, Decomposed():
+            self._sampler.call("reference", inputs)
+
     def _tried(self, case: Case, seed: int, timed: bool) -> Tried:
         sampler, task = self._sampler, self._task
         inputs = sampler.fresh(case, seed)

@@ -1,0 +1,35 @@
+"""Inputs that tasks have in common."""
+
+import pytest
+import torch
+from kagent_sandbox.draws import draw_around
+
+AROUND = {-2.0: 0, 0.0: 0, 5.0: 4}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("shape", [(64, 40), (4, 16, 40), (3, 500), (1500,)])
+def test_each_threshold_is_drawn_and_both_sides_of_it(dtype, shape):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.full(shape, 9.0, dtype=dtype)
+    found = draw_around(x, AROUND, generator)
+    assert (found.shape, found.dtype) == (x.shape, x.dtype)
+    eps = torch.finfo(dtype).eps
+    at_2, at_0 = (s - 2.0 for s in (-1.0, -2 * eps, 0.0, 2 * eps, 1.0)), (-0.5, -eps, 0, eps, 0.5)
+    at_5 = 2.5, 5 - 20 * eps, 5 + 20 * eps, 7.5
+    expected = torch.tensor([9.0, *at_2, *at_0, *at_5], dtype=torch.float64).to(dtype)
+    assert found.unique().tolist() == expected.unique().tolist()
+
+
+def test_every_other_row_of_many_is_one_number_and_a_row_has_one_threshold():
+    x = torch.full((64, 40), 9.0)
+    found = draw_around(x, {1.0: 0, 100.0: 0}, torch.Generator().manual_seed(1))
+    assert sum(len(row.unique()) == 1 for row in found) == 32
+    assert sum(bool((row > 40).any()) for row in found) == 32
+
+
+def test_what_has_no_rows_has_draws_too():
+    generator = torch.Generator().manual_seed(1)
+    assert draw_around(torch.zeros(0, 3), AROUND, generator).shape == (0, 3)
+    drawn = {float(draw_around(torch.tensor(9.0), {4.0: 0}, generator)) for _ in range(99)}
+    assert {2.0, 4.0, 6.0, 9.0} < drawn
