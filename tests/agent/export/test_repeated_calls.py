@@ -419,6 +419,27 @@ def test_a_result_that_is_conjugated_is_so_again(host, device, within):
         torch.testing.assert_close(function(x, y), expected)
 
 
+@pytest.mark.parametrize(
+    "copied",
+    [
+        lambda t: t.contiguous().view(N),
+        lambda t: t.reshape(N),
+        lambda t: t.flatten(),
+        lambda t: t.to(torch.float32, copy=True, memory_format=torch.contiguous_format).view(N),
+    ],
+)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_copy_is_no_view_though_its_operation_may_be_one(host, device, within, mode, copied):
+    def transposes(x, y):
+        return host.launch(copied(x.view(2, 64).mT), y, torch.empty(N))
+
+    function = Repeated(within(transposes))
+    with mode():  # inference mode shows the operation as it was called
+        for seed in range(4):
+            x, y = drawn(2 * seed), drawn(2 * seed + 1)
+            torch.testing.assert_close(function(x, y), x.view(2, 64).mT.reshape(N) + y)
+
+
 def test_who_watches_tritons_launches_sees_them(host, device, monkeypatch):
     function = Repeated(host.sums)
     for seed in range(3):

@@ -425,6 +425,9 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, args: Sequence[Any], named: Mapping[str, Any], made: Sequence[torch.Tensor]
     ) -> None:
         of = args[0]
+        if any(_storage(t) != _storage(of) for t in made):
+            self._exact = False  # a copy: some operations make views where they can
+            return
         plain = all(
             (t.dtype, t.is_conj(), t.is_neg()) == (of.dtype, of.is_conj(), of.is_neg())
             for t in made
