@@ -21,7 +21,7 @@ from kagent_sandbox import runtime
 from kagent_sandbox.builder.trace.triton import Driver
 from kagent_sandbox.data.target import parse_target
 from kagent_sandbox.runtime import StructArgument, cuda_kernels
-from kagent_sandbox.runtime.launches import watch
+from kagent_sandbox.runtime.launches import Launching, LaunchWatcher, watch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 N = 128
@@ -516,6 +516,25 @@ def keeps_by_runtime(x, y):
     cuda_kernel("add", SOURCE).launch(1, 128, x, y, KEPT[0], 128)
     return KEPT[0].view(128)
 
+KEPT_METHOD = cuda_kernel("add", SOURCE + " as well").launch
+
+def by_kept_method(x, y):
+    CALLS.append("by_kept_method")
+    first, out = torch.zeros(128), torch.empty(128)
+    KEPT_METHOD(1, 128, x, y, first, 128)
+    cuda_kernel("add", SOURCE).launch(1, 128, first, y, out, 128)
+    return out
+
+def catches(x, y):
+    CALLS.append("catches")
+    out = torch.empty(128)
+    for name in ("refused", "add"):
+        try:
+            cuda_kernel(name, SOURCE).launch(1, 128, x, y, out, 128)
+        except ValueError:
+            pass
+    return out
+
 def looks_by_runtime(x, y):
     CALLS.append("looks_by_runtime")
     out = torch.empty(128)
@@ -527,12 +546,16 @@ EXPECTED |= {
     "structured": lambda x, y: (x + y + 1, None),
     "by_both": lambda x, y: x + y + 1,
     "keeps_by_runtime": lambda x, y: x + y,
+    "by_kept_method": lambda x, y: x + y + y,
+    "catches": lambda x, y: x + y,
     "looks_by_runtime": EXPECTED["looks"],
 }
 
 
 def add_instead(source, args, launching):
     """Compute what a kernel of the runtime would."""
+    if source.name == "refused":
+        raise ValueError("of this test")
     if source.name == "add_of":
         assert isinstance(args[0], StructArgument)
         args = [tensor for _, tensor in args[0].placed]
@@ -564,18 +587,31 @@ def test_launches_of_the_runtime_are_repeated(by_runtime, name):
     assert each == (1 if name == "by_runtime" else 2)
     assert len({(kernel, given) for kernel, given, _ in launches if kernel != "add"}) <= each
     assert cuda_kernels.CudaKernel.launch is launch
+    assert (watch.instead, watch.any) == (add_instead, True)
     if name == "by_runtime":
         (launching,) = {given for _, given, _ in launches}
         assert (launching.grid, launching.block) == ((1, 1, 1), (128, 1, 1))
         assert (launching.shared, launching.pdl) == (64, True)
 
 
-@pytest.mark.parametrize("name", ["keeps_by_runtime", "looks_by_runtime"])
+@pytest.mark.parametrize(
+    "name", ["keeps_by_runtime", "looks_by_runtime", "by_kept_method", "catches"]
+)
 def test_launches_of_the_runtime_that_depend_on_more_are_not_repeated(by_runtime, name):
     function = Repeated(getattr(by_runtime, name))
     for seed in range(4):
         check(function, name, seed)
     assert [name] * 4 == by_runtime.CALLS
+
+
+def test_a_watch_of_launches_that_another_thread_takes_away_is_asked_once():
+    class Changing(LaunchWatcher):
+        found = iter([lambda *_: True, None])
+        instead = property(lambda self: next(self.found))
+
+    changing = Changing()
+    assert changing.took(None, (), Launching())
+    assert not changing.took(None, (), Launching())
 
 
 def test_a_launch_that_the_runtime_refuses_leaves_it_as_it_was(by_runtime, monkeypatch):

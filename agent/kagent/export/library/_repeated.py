@@ -236,16 +236,25 @@ def _triton_watches(tape: _Tape) -> _Watches:
 
 
 def _runtime_watches(tape: _Tape, runtime: str) -> _Watches:
-    kernel = importlib.import_module(f"{runtime}.cuda_kernels").CudaKernel
-    launch = kernel.launch
+    launching = importlib.import_module(f"{runtime}.cuda_kernels")
+    kernel, watch = launching.CudaKernel, launching.watch
+    launch, instead = kernel.launch, watch.instead
 
     def watched_launch(self: Any, grid: Any, block: Any, *args: Any, **options: Any) -> None:
         launch(self, grid, block, *args, **options)
         if tape.watches():
-            tape.begun += 1
             tape.launched_by_runtime(self, grid, block, args, options)
 
-    return ((kernel, "launch", launch, watched_launch),)
+    def watched_instead(*seen: Any) -> bool:
+        if tape.watches():
+            tape.begun += 1  # by whatever way: a file may keep a kernel's `launch`, too
+        return instead is not None and instead(*seen)
+
+    return (
+        (kernel, "launch", launch, watched_launch),
+        (watch, "instead", instead, watched_instead),
+        (watch, "any", watch.any, watched_instead),  # as good as True, and nobody else's
+    )
 
 
 @dataclasses.dataclass(frozen=True)
