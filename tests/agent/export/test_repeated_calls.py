@@ -6,7 +6,6 @@ import ctypes
 import math
 import sys
 import threading
-import weakref
 from unittest import mock
 
 import numpy as np
@@ -22,6 +21,7 @@ from kagent_sandbox.builder.trace.triton import Driver
 from kagent_sandbox.data.target import parse_target
 from kagent_sandbox.runtime import StructArgument, cuda_kernels
 from kagent_sandbox.runtime.launches import Launching, LaunchWatcher, watch
+from torch.multiprocessing.reductions import StorageWeakRef
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 N = 128
@@ -337,13 +337,25 @@ def test_kernels_that_are_launched_otherwise_are_not_repeated(host, device, with
         check(function, "keeps", seed)
 
 
+def test_a_tensor_in_the_place_of_one_that_is_gone_is_another_one(host, device, within):
+    def constant(x, y):
+        for _ in range(20):
+            host.launch(x, y, torch.empty(N))
+        return host.launch(x, torch.tensor([1.0] * N), torch.empty(N))  # no allocation that is seen
+
+    function = Repeated(within(constant))
+    for seed in range(4):
+        x, y = drawn(2 * seed), drawn(2 * seed + 1)
+        torch.testing.assert_close(function(x, y), x + 1)
+
+
 def test_memory_that_the_host_function_frees_is_freed(host, device, within, monkeypatch):
     results, most = [], []
     launch = Launcher.__call__
 
     def counting(self, *args):
-        results.append(weakref.ref(args[-3]))
-        most.append(sum(r() is not None for r in results))
+        results.append(StorageWeakRef(args[-3].untyped_storage()))
+        most.append(sum(not r.expired() for r in results))
         launch(self, *args)
 
     def chain(x, y):

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 LANGUAGES = ("triton", "gluon", "cuda")
@@ -294,8 +295,7 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._steps: list[_Step] = []
         self._given = self._count = len(given)
         self._launches = self._seen = 0
-        # Slots by place, for each storage: a storage that is gone may have given its name away.
-        self._slot: dict[int, dict[object, int]] = {}
+        self._slot: dict[StorageWeakRef, dict[object, int]] = {}  # by place, for each storage
         self._device, self._dtype = given[0].device, given[0].dtype
         self._exact = True
         self._stream_of = _stream_of(self._device)
@@ -323,10 +323,8 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not all(isinstance(t, torch.Tensor) and t.device == self._device for t in made):
             self._exact = False
         elif func in _ALLOCATES and made[0].layout is torch.strided and not made[0].is_pinned():
-            self._allocated(made[0], self._allocation(made[0]))
-        elif func in _FILLS:
-            self._allocated(made[0], *self._operation(func, args, named))
-        elif func in _IN_PLACE:
+            self._add(self._allocation(made[0]), set(), made)
+        elif func in _FILLS or func in _IN_PLACE:
             self._add(*self._operation(func, args, named), made)
         elif func.is_view:
             self._viewed(func, args, named, made)
@@ -417,10 +415,6 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._count += 1
         self._steps.append(_Step(do, reads, range(first, self._count)))
 
-    def _allocated(self, tensor: torch.Tensor, do: _Do, reads: set[int] | None = None) -> None:
-        self._slot.pop(_storage(tensor), None)  # of one that is gone
-        self._add(do, reads or set(), [tensor])
-
     def _allocation(self, like: torch.Tensor) -> _Do:
         """An empty tensor of the same kind. The way with the fewest words for torch to read is the
         fastest.
@@ -501,9 +495,9 @@ def _has_memory(value: object) -> bool:
     return hasattr(value, "data_ptr")
 
 
-def _storage(tensor: torch.Tensor) -> int:
-    name: int = tensor.untyped_storage()._cdata  # noqa: SLF001
-    return name
+def _storage(tensor: torch.Tensor) -> StorageWeakRef:
+    """Name of the tensor's memory, which may be freed; no other memory has it while it is kept."""
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
 def _place(tensor: torch.Tensor) -> object:
