@@ -209,6 +209,21 @@ def test_tensors_that_begin_elsewhere_are_the_host_functions(host, device):
     assert host.CALLS == ["sums"] * 4
 
 
+def test_rows_that_are_alone_and_have_another_stride_are_the_host_functions(host, device, within):
+    seen = []
+
+    def strided(x, y):
+        seen.append(x.stride())
+        return host.launch(x, y, torch.empty(N))
+
+    function, y = Repeated(within(strided)), drawn(1)
+    column = drawn(0).view(N, 1).mT
+    assert column.is_contiguous()
+    for x in [drawn(seed).view(1, N) for seed in range(3)] + [column]:
+        torch.testing.assert_close(function(x, y), x.view(N) + y)
+    assert seen == [(N, 1), (N, 1), (1, 1)]
+
+
 def test_one_tensor_in_two_places_is_not_repeated(host, device):
     function, x = Repeated(host.sums), drawn(0)
     for _ in range(3):

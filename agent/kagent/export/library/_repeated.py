@@ -62,7 +62,8 @@ _IN_PLACE = {_aten.zero_.default, _aten.fill_.Scalar}
 class Repeated:
     """A host function for calls that agree in shapes, dtypes, device and numbers.
 
-    The first call that comes to its end has compiled kernels, and the one after it is recorded.
+    The first call that comes to its end has compiled kernels, and the one after it is recorded. It
+    is repeated for tensors of the same strides, which contiguous ones may lack at sizes of 1.
     What cannot be repeated is called as it is: a host function that launches nothing, computes with
     torch, keeps tensors between calls, or whose file imports more than torch, Triton, the library's
     runtime and the standard library.
@@ -74,6 +75,7 @@ class Repeated:
         self._repeat: _Repeat | None = None
         self._run: object = None  # Triton's, as it was then: tools that change it see all launches
         self._numbers = ""
+        self._strides: list[tuple[int, tuple[int, ...]]] = []  # of tensors with sizes of 1
         self._launchers = _launchers_of(function)
 
     def __call__(self, *args: Any) -> Any:
@@ -90,6 +92,9 @@ class Repeated:
         numbers = repr(others) if others else ""
         if self._repeat is not None:
             if numbers == self._numbers and launchers.run is self._run:
+                for i, strides in self._strides:
+                    if given[i].stride() != strides:
+                        return self._function(*args)
                 return self._repeat(given)
             return self._function(*args)
         watching = _watching()
@@ -102,6 +107,7 @@ class Repeated:
             result, repeat = _record(self._function, args, given, launchers)
         finally:
             watching.release()
+        self._strides = [(i, t.stride()) for i, t in enumerate(given) if 1 in t.shape]
         self._run, self._numbers, self._repeat = run, numbers, repeat
         if repeat is None:
             self._launchers = None
