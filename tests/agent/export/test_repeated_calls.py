@@ -4,6 +4,7 @@ that computes on the host what its launches would, and the runtime's, with a wat
 
 import ctypes
 import math
+import subprocess
 import sys
 import threading
 from unittest import mock
@@ -476,6 +477,25 @@ def test_who_watches_tritons_launches_sees_them(host, device, monkeypatch):
     monkeypatch.setattr(jit, "run", lambda *args, **named: seen.append(run(*args, **named)))
     check(function, "sums", 3)
     assert len(seen) == 1
+
+
+def test_recording_a_call_does_not_import_torchs_compiler():
+    """Which takes a second."""
+    program = """
+import sys
+from types import SimpleNamespace
+import torch
+import triton
+from kagent.export.library._repeated import _Tape
+
+triton.runtime.driver._active = SimpleNamespace(get_current_stream=lambda index: 0)
+x = torch.zeros(8)
+with _Tape([x]) as tape:
+    torch.empty_like(x.view(2, 4))
+assert tape._seen == 2
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_a_hook_that_takes_a_launch_away_is_not_recorded(host, device, within):

@@ -310,6 +310,10 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for i, tensor in enumerate(given):
             self._slot.setdefault(_storage(tensor), {})[_place(tensor)] = i
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler (1 s), to keep it out of the first operation
+
     def watches(self) -> bool:
         """Whether what happens now, in this thread, is the call's doing."""
         return self.open and threading.get_ident() == self._thread
