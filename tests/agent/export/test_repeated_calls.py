@@ -3,6 +3,7 @@ that computes on the host what its launches would, and the runtime's, with a wat
 """
 
 import ctypes
+import gc
 import math
 import subprocess
 import sys
@@ -20,8 +21,15 @@ from kagent.export.library._repeated import Repeated
 from kagent_sandbox import runtime
 from kagent_sandbox.builder.trace.triton import Driver
 from kagent_sandbox.data.target import parse_target
-from kagent_sandbox.runtime import StructArgument, cuda_kernels
+from kagent_sandbox.runtime import (
+    StructArgument,
+    cuda_kernel,
+    cuda_kernels,
+    struct,
+    tensor_map,
+)
 from kagent_sandbox.runtime.launches import Launching, LaunchWatcher, watch
+from kagent_sandbox.runtime.tensor_maps import described
 from torch.multiprocessing.reductions import StorageWeakRef
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -649,6 +657,171 @@ def test_launches_of_the_runtime_that_depend_on_more_are_not_repeated(by_runtime
     for seed in range(4):
         check(function, name, seed)
     assert [name] * 4 == by_runtime.CALLS
+
+
+def test_tensor_maps_and_structures_are_made_anew_and_keep_no_memory(by_runtime, monkeypatch):
+    seen, memory = [], []
+
+    def take(source, args, launching):
+        map_, structure, number, null, out = args
+        (_, inner), (_, pointed) = structure.placed
+        first, second, third = (on_host(t.data_ptr()) for t in (map_.tensor, inner.tensor, pointed))
+        on_host(out.data_ptr())[:] = first + 2 * second + 4 * third
+        tensors = (map_.tensor, inner.tensor, pointed, out)
+        memory.extend(StorageWeakRef(t.untyped_storage()) for t in tensors)
+        offsets = [offset for offset, _ in structure.placed]
+        described_as = [described(m) for m in (map_, inner)]
+        seen.append((described_as, structure.data, offsets, number, type(number), null, launching))
+        return True
+
+    def mapped(x, y):
+        ones, out = torch.ones(N), torch.empty(N)
+        structure = struct(np.int32(3), tensor_map(y.view(2, 64), (1, 64)), struct(ones))
+        cuda_kernel("mapped", "//").launch(
+            *([1, 2], 128, tensor_map(x.view(2, 64), (2, 32), swizzle=128, oob_nan=True)),
+            *(structure, np.float32(0.5), None, out),
+            cluster=[1, 2],
+            cooperative=True,
+        )
+        return out
+
+    monkeypatch.setattr(watch, "instead", take)
+    mapped.__module__ = by_runtime.__name__
+    function = Repeated(mapped)
+    for seed in range(4):
+        x, y = drawn(2 * seed), drawn(2 * seed + 1)
+        torch.testing.assert_close(function(x, y), x + 2 * y + 4)
+    del x, y
+    assert function._repeat is not None
+    assert all(one == seen[0] for one in seen)
+    assert seen[0][-1].cluster == (1, 2, 1)
+    assert seen[0][-1].cooperative
+    gc.collect()
+    assert all(m.expired() for m in memory)
+
+
+def test_arguments_that_the_runtime_writes_are_written_again(by_runtime):
+    def writes(x, y):
+        cuda_kernel("add", "//").launch(1, 128, x, y, x, 128)
+
+    writes.__module__ = by_runtime.__name__
+    function = Repeated(writes)
+    for seed in range(4):
+        x, y = drawn(2 * seed), drawn(2 * seed + 1)
+        expected = x + y
+        assert function(x, y) is None
+        assert torch.equal(x, expected)
+    assert function._repeat is not None
+
+
+def test_launches_of_the_runtime_on_another_stream_or_thread_are_not_recorded(by_runtime, device):
+    theirs = drawn(20), drawn(21)
+
+    def add(x, y):
+        out = torch.empty(N)
+        cuda_kernel("add", "//").launch(1, 128, x, y, out, 128)
+        return out
+
+    def elsewhere(x, y):
+        first = add(x, y)
+        with mock.patch.object(device, "stream", 99):
+            return add(first, y)
+
+    def beside(x, y):
+        other = threading.Thread(target=add, args=theirs)
+        other.start()
+        other.join()
+        return add(add(x, y), y)
+
+    add.__module__ = elsewhere.__module__ = beside.__module__ = by_runtime.__name__
+    for host_function, repeated in ((elsewhere, False), (beside, True)):
+        function = Repeated(host_function)
+        launches.clear()
+        for seed in range(4):
+            check(function, "keeps", seed)
+        assert (function._repeat is not None) == repeated
+        assert len(launches) == (2 + 2 + 3 + 3 if repeated else 8)
+
+
+@pytest.mark.parametrize(
+    ("line", "call"),
+    [
+        ("from .. import _runtime as lang", "lang.cuda_kernel"),
+        ("from .._runtime import cuda_kernel as made, struct", "made"),
+        ("import tests._runtime as lang", "lang.cuda_kernel"),
+    ],
+)
+def test_a_files_import_of_the_runtime_may_have_any_form(by_runtime, tmp_path, line, call):
+    source = f"""
+import torch
+
+CALLS = []
+
+def sums(x, y):
+    {line}
+
+    CALLS.append("sums")
+    out = torch.empty(128)
+    {call}("add", "//").launch(1, 128, x, y, out, 128)
+    return out
+"""
+    module = imported(tmp_path, f"a_form_of_this_test_{len(line)}", source)
+    function = Repeated(module.sums)
+    for seed in range(4):
+        check(function, "sums", seed)
+    assert module.CALLS == ["sums"] * 2
+
+
+@pytest.mark.parametrize(
+    "line", ["from .._runtime.cuda_kernels import CudaKernel", "from .._runtime_b import x"]
+)
+def test_a_file_that_imports_more_than_the_runtimes_names_is_called_each_time(
+    by_runtime, tmp_path, line
+):
+    source = SOURCE + BY_RUNTIME + f"\ndef never():\n    {line}\n"
+    module = imported(tmp_path, f"more_of_the_runtime_{len(line)}", source)
+    function = Repeated(module.by_runtime)
+    for seed in range(4):
+        check(function, "by_runtime", seed)
+    assert module.CALLS == ["by_runtime"] * 4
+
+
+def test_a_watch_of_the_runtime_that_others_have_taken_away_records_nothing(by_runtime):
+    kernel = cuda_kernels.CudaKernel
+    before = kernel.launch
+
+    def theirs(self, *args, **options):
+        return before(self, *args, **options)
+
+    def sums(x, y):
+        found = by_runtime.by_runtime(x, y)
+        kernel.launch = theirs
+        return found
+
+    sums.__module__ = by_runtime.__name__
+    function = Repeated(sums)
+    try:
+        for seed in range(4):
+            check(function, "sums", seed)
+        assert kernel.launch is theirs
+        assert by_runtime.CALLS == ["by_runtime"] * 4
+    finally:
+        kernel.launch = before
+
+
+def test_who_observes_launches_of_the_runtime_sees_repeated_ones(by_runtime, monkeypatch):
+    function, seen = Repeated(by_runtime.by_runtime), []
+
+    def see(source, *others):
+        seen.append(source.name)
+        return add_instead(source, *others)
+
+    for seed in range(3):
+        check(function, "by_runtime", seed)
+    monkeypatch.setattr(watch, "instead", see)
+    check(function, "by_runtime", 3)
+    assert seen == ["add"]
+    assert by_runtime.CALLS == ["by_runtime"] * 2
 
 
 def test_a_watch_of_launches_that_another_thread_takes_away_is_asked_once():
