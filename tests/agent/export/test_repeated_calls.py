@@ -700,6 +700,27 @@ def test_tensor_maps_and_structures_are_made_anew_and_keep_no_memory(by_runtime,
     assert all(m.expired() for m in memory)
 
 
+def test_sizes_in_lists_are_repeated_as_tuples_whose_configurations_are_kept(by_runtime):
+    def listed(x, y):
+        out = torch.empty(N)
+        cuda_kernel("add", "//").launch([1], [64, 2], x, y, out, 128, cluster=[1])
+        return out
+
+    listed.__module__ = by_runtime.__name__
+    function, kernel, sizes = Repeated(listed), cuda_kernels.CudaKernel, []
+    for seed in range(2):
+        check(function, "sums", seed)
+    launch = kernel.launch
+
+    def seen(self, grid, block, *args, cluster):
+        sizes.append((grid, block, cluster))
+        launch(self, grid, block, *args, cluster=cluster)
+
+    with mock.patch.object(kernel, "launch", seen):
+        check(function, "sums", 2)
+    assert sizes == [((1,), (64, 2), (1,))]
+
+
 def test_arguments_that_the_runtime_writes_are_written_again(by_runtime):
     def writes(x, y):
         cuda_kernel("add", "//").launch(1, 128, x, y, x, 128)

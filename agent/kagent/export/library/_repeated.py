@@ -371,7 +371,8 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._stream_of(self._index) != self._stream:
             self._exact = False
             return
-        sizes, named = (_plain(grid), _plain(block)), {k: _plain(v) for k, v in options.items()}
+        sizes = [_fixed(grid), _fixed(block)]
+        named = {name: _fixed(value) for name, value in options.items()}
         self._launched(lambda values, _stream: kernel.launch(*sizes, *values, **named), args)
 
     def _launched(self, launch: Callable[[list[Any], int], object], args: Iterable[Any]) -> None:
@@ -519,6 +520,11 @@ def _place(tensor: torch.Tensor) -> object:
 def _plain(value: Any) -> Any:
     """The value; a list, which may be changed after the launch, as it is now."""
     return list(value) if isinstance(value, list) else value
+
+
+def _fixed(value: Any) -> Any:
+    """The value; a list of sizes as a tuple, which the runtime knows again."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _filled(kind: type, names: Sequence[str], values: Sequence[Any]) -> Any:
