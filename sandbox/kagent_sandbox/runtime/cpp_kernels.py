@@ -110,7 +110,7 @@ class CppKernel:
         return self._library
 
     def _watched(self, args: Sequence[object]) -> None:
-        if watch.instead is not None and watch.instead(self.source, args, _ONCE):
+        if watch.took(self.source, args, _ONCE):
             return
         library = self._loaded()
         if watch.observer is not None:

@@ -3,10 +3,11 @@ that computes on the host what its launches would, and the runtime's, with a wat
 """
 
 import ctypes
+import gc
 import math
+import subprocess
 import sys
 import threading
-import weakref
 from unittest import mock
 
 import numpy as np
@@ -20,8 +21,16 @@ from kagent.export.library._repeated import Repeated
 from kagent_sandbox import runtime
 from kagent_sandbox.builder.trace.triton import Driver
 from kagent_sandbox.data.target import parse_target
-from kagent_sandbox.runtime import StructArgument, cuda_kernels
-from kagent_sandbox.runtime.launches import watch
+from kagent_sandbox.runtime import (
+    StructArgument,
+    cuda_kernel,
+    cuda_kernels,
+    struct,
+    tensor_map,
+)
+from kagent_sandbox.runtime.launches import Launching, LaunchWatcher, watch
+from kagent_sandbox.runtime.tensor_maps import described
+from torch.multiprocessing.reductions import StorageWeakRef
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 N = 128
@@ -209,6 +218,21 @@ def test_tensors_that_begin_elsewhere_are_the_host_functions(host, device):
     assert host.CALLS == ["sums"] * 4
 
 
+def test_rows_that_are_alone_and_have_another_stride_are_the_host_functions(host, device, within):
+    seen = []
+
+    def strided(x, y):
+        seen.append(x.stride())
+        return host.launch(x, y, torch.empty(N))
+
+    function, y = Repeated(within(strided)), drawn(1)
+    column = drawn(0).view(N, 1).mT
+    assert column.is_contiguous()
+    for x in [drawn(seed).view(1, N) for seed in range(3)] + [column]:
+        torch.testing.assert_close(function(x, y), x.view(N) + y)
+    assert seen == [(N, 1), (N, 1), (1, 1)]
+
+
 def test_one_tensor_in_two_places_is_not_repeated(host, device):
     function, x = Repeated(host.sums), drawn(0)
     for _ in range(3):
@@ -337,13 +361,25 @@ def test_kernels_that_are_launched_otherwise_are_not_repeated(host, device, with
         check(function, "keeps", seed)
 
 
+def test_a_tensor_in_the_place_of_one_that_is_gone_is_another_one(host, device, within):
+    def constant(x, y):
+        for _ in range(20):
+            host.launch(x, y, torch.empty(N))
+        return host.launch(x, torch.tensor([1.0] * N), torch.empty(N))  # no allocation that is seen
+
+    function = Repeated(within(constant))
+    for seed in range(4):
+        x, y = drawn(2 * seed), drawn(2 * seed + 1)
+        torch.testing.assert_close(function(x, y), x + 1)
+
+
 def test_memory_that_the_host_function_frees_is_freed(host, device, within, monkeypatch):
     results, most = [], []
     launch = Launcher.__call__
 
     def counting(self, *args):
-        results.append(weakref.ref(args[-3]))
-        most.append(sum(r() is not None for r in results))
+        results.append(StorageWeakRef(args[-3].untyped_storage()))
+        most.append(sum(not r.expired() for r in results))
         launch(self, *args)
 
     def chain(x, y):
@@ -419,6 +455,27 @@ def test_a_result_that_is_conjugated_is_so_again(host, device, within):
         torch.testing.assert_close(function(x, y), expected)
 
 
+@pytest.mark.parametrize(
+    "copied",
+    [
+        lambda t: t.contiguous().view(N),
+        lambda t: t.reshape(N),
+        lambda t: t.flatten(),
+        lambda t: t.to(torch.float32, copy=True, memory_format=torch.contiguous_format).view(N),
+    ],
+)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_copy_is_no_view_though_its_operation_may_be_one(host, device, within, mode, copied):
+    def transposes(x, y):
+        return host.launch(copied(x.view(2, 64).mT), y, torch.empty(N))
+
+    function = Repeated(within(transposes))
+    with mode():  # inference mode shows the operation as it was called
+        for seed in range(4):
+            x, y = drawn(2 * seed), drawn(2 * seed + 1)
+            torch.testing.assert_close(function(x, y), x.view(2, 64).mT.reshape(N) + y)
+
+
 def test_who_watches_tritons_launches_sees_them(host, device, monkeypatch):
     function = Repeated(host.sums)
     for seed in range(3):
@@ -428,6 +485,25 @@ def test_who_watches_tritons_launches_sees_them(host, device, monkeypatch):
     monkeypatch.setattr(jit, "run", lambda *args, **named: seen.append(run(*args, **named)))
     check(function, "sums", 3)
     assert len(seen) == 1
+
+
+def test_recording_a_call_does_not_import_torchs_compiler():
+    """Which takes a second."""
+    program = """
+import sys
+from types import SimpleNamespace
+import torch
+import triton
+from kagent.export.library._repeated import _Tape
+
+triton.runtime.driver._active = SimpleNamespace(get_current_stream=lambda index: 0)
+x = torch.zeros(8)
+with _Tape([x]) as tape:
+    torch.empty_like(x.view(2, 4))
+assert tape._seen == 2
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_a_hook_that_takes_a_launch_away_is_not_recorded(host, device, within):
@@ -495,6 +571,25 @@ def keeps_by_runtime(x, y):
     cuda_kernel("add", SOURCE).launch(1, 128, x, y, KEPT[0], 128)
     return KEPT[0].view(128)
 
+KEPT_METHOD = cuda_kernel("add", SOURCE + " as well").launch
+
+def by_kept_method(x, y):
+    CALLS.append("by_kept_method")
+    first, out = torch.zeros(128), torch.empty(128)
+    KEPT_METHOD(1, 128, x, y, first, 128)
+    cuda_kernel("add", SOURCE).launch(1, 128, first, y, out, 128)
+    return out
+
+def catches(x, y):
+    CALLS.append("catches")
+    out = torch.empty(128)
+    for name in ("refused", "add"):
+        try:
+            cuda_kernel(name, SOURCE).launch(1, 128, x, y, out, 128)
+        except ValueError:
+            pass
+    return out
+
 def looks_by_runtime(x, y):
     CALLS.append("looks_by_runtime")
     out = torch.empty(128)
@@ -506,12 +601,16 @@ EXPECTED |= {
     "structured": lambda x, y: (x + y + 1, None),
     "by_both": lambda x, y: x + y + 1,
     "keeps_by_runtime": lambda x, y: x + y,
+    "by_kept_method": lambda x, y: x + y + y,
+    "catches": lambda x, y: x + y,
     "looks_by_runtime": EXPECTED["looks"],
 }
 
 
 def add_instead(source, args, launching):
     """Compute what a kernel of the runtime would."""
+    if source.name == "refused":
+        raise ValueError("of this test")
     if source.name == "add_of":
         assert isinstance(args[0], StructArgument)
         args = [tensor for _, tensor in args[0].placed]
@@ -543,18 +642,217 @@ def test_launches_of_the_runtime_are_repeated(by_runtime, name):
     assert each == (1 if name == "by_runtime" else 2)
     assert len({(kernel, given) for kernel, given, _ in launches if kernel != "add"}) <= each
     assert cuda_kernels.CudaKernel.launch is launch
+    assert (watch.instead, watch.any) == (add_instead, True)
     if name == "by_runtime":
         (launching,) = {given for _, given, _ in launches}
         assert (launching.grid, launching.block) == ((1, 1, 1), (128, 1, 1))
         assert (launching.shared, launching.pdl) == (64, True)
 
 
-@pytest.mark.parametrize("name", ["keeps_by_runtime", "looks_by_runtime"])
+@pytest.mark.parametrize(
+    "name", ["keeps_by_runtime", "looks_by_runtime", "by_kept_method", "catches"]
+)
 def test_launches_of_the_runtime_that_depend_on_more_are_not_repeated(by_runtime, name):
     function = Repeated(getattr(by_runtime, name))
     for seed in range(4):
         check(function, name, seed)
     assert [name] * 4 == by_runtime.CALLS
+
+
+def test_tensor_maps_and_structures_are_made_anew_and_keep_no_memory(by_runtime, monkeypatch):
+    seen, memory = [], []
+
+    def take(source, args, launching):
+        map_, structure, number, null, out = args
+        (_, inner), (_, pointed) = structure.placed
+        first, second, third = (on_host(t.data_ptr()) for t in (map_.tensor, inner.tensor, pointed))
+        on_host(out.data_ptr())[:] = first + 2 * second + 4 * third
+        tensors = (map_.tensor, inner.tensor, pointed, out)
+        memory.extend(StorageWeakRef(t.untyped_storage()) for t in tensors)
+        offsets = [offset for offset, _ in structure.placed]
+        described_as = [described(m) for m in (map_, inner)]
+        seen.append((described_as, structure.data, offsets, number, type(number), null, launching))
+        return True
+
+    def mapped(x, y):
+        ones, out = torch.ones(N), torch.empty(N)
+        structure = struct(np.int32(3), tensor_map(y.view(2, 64), (1, 64)), struct(ones))
+        cuda_kernel("mapped", "//").launch(
+            *([1, 2], 128, tensor_map(x.view(2, 64), (2, 32), swizzle=128, oob_nan=True)),
+            *(structure, np.float32(0.5), None, out),
+            cluster=[1, 2],
+            cooperative=True,
+        )
+        return out
+
+    monkeypatch.setattr(watch, "instead", take)
+    mapped.__module__ = by_runtime.__name__
+    function = Repeated(mapped)
+    for seed in range(4):
+        x, y = drawn(2 * seed), drawn(2 * seed + 1)
+        torch.testing.assert_close(function(x, y), x + 2 * y + 4)
+    del x, y
+    assert function._repeat is not None
+    assert all(one == seen[0] for one in seen)
+    assert seen[0][-1].cluster == (1, 2, 1)
+    assert seen[0][-1].cooperative
+    gc.collect()
+    assert all(m.expired() for m in memory)
+
+
+def test_sizes_in_lists_are_repeated_as_tuples_whose_configurations_are_kept(by_runtime):
+    def listed(x, y):
+        out = torch.empty(N)
+        cuda_kernel("add", "//").launch([1], [64, 2], x, y, out, 128, cluster=[1])
+        return out
+
+    listed.__module__ = by_runtime.__name__
+    function, kernel, sizes = Repeated(listed), cuda_kernels.CudaKernel, []
+    for seed in range(2):
+        check(function, "sums", seed)
+    launch = kernel.launch
+
+    def seen(self, grid, block, *args, cluster):
+        sizes.append((grid, block, cluster))
+        launch(self, grid, block, *args, cluster=cluster)
+
+    with mock.patch.object(kernel, "launch", seen):
+        check(function, "sums", 2)
+    assert sizes == [((1,), (64, 2), (1,))]
+
+
+def test_arguments_that_the_runtime_writes_are_written_again(by_runtime):
+    def writes(x, y):
+        cuda_kernel("add", "//").launch(1, 128, x, y, x, 128)
+
+    writes.__module__ = by_runtime.__name__
+    function = Repeated(writes)
+    for seed in range(4):
+        x, y = drawn(2 * seed), drawn(2 * seed + 1)
+        expected = x + y
+        assert function(x, y) is None
+        assert torch.equal(x, expected)
+    assert function._repeat is not None
+
+
+def test_launches_of_the_runtime_on_another_stream_or_thread_are_not_recorded(by_runtime, device):
+    theirs = drawn(20), drawn(21)
+
+    def add(x, y):
+        out = torch.empty(N)
+        cuda_kernel("add", "//").launch(1, 128, x, y, out, 128)
+        return out
+
+    def elsewhere(x, y):
+        first = add(x, y)
+        with mock.patch.object(device, "stream", 99):
+            return add(first, y)
+
+    def beside(x, y):
+        other = threading.Thread(target=add, args=theirs)
+        other.start()
+        other.join()
+        return add(add(x, y), y)
+
+    add.__module__ = elsewhere.__module__ = beside.__module__ = by_runtime.__name__
+    for host_function, repeated in ((elsewhere, False), (beside, True)):
+        function = Repeated(host_function)
+        launches.clear()
+        for seed in range(4):
+            check(function, "keeps", seed)
+        assert (function._repeat is not None) == repeated
+        assert len(launches) == (2 + 2 + 3 + 3 if repeated else 8)
+
+
+@pytest.mark.parametrize(
+    ("line", "call"),
+    [
+        ("from .. import _runtime as lang", "lang.cuda_kernel"),
+        ("from .._runtime import cuda_kernel as made, struct", "made"),
+        ("import tests._runtime as lang", "lang.cuda_kernel"),
+    ],
+)
+def test_a_files_import_of_the_runtime_may_have_any_form(by_runtime, tmp_path, line, call):
+    source = f"""
+import torch
+
+CALLS = []
+
+def sums(x, y):
+    {line}
+
+    CALLS.append("sums")
+    out = torch.empty(128)
+    {call}("add", "//").launch(1, 128, x, y, out, 128)
+    return out
+"""
+    module = imported(tmp_path, f"a_form_of_this_test_{len(line)}", source)
+    function = Repeated(module.sums)
+    for seed in range(4):
+        check(function, "sums", seed)
+    assert module.CALLS == ["sums"] * 2
+
+
+@pytest.mark.parametrize(
+    "line", ["from .._runtime.cuda_kernels import CudaKernel", "from .._runtime_b import x"]
+)
+def test_a_file_that_imports_more_than_the_runtimes_names_is_called_each_time(
+    by_runtime, tmp_path, line
+):
+    source = SOURCE + BY_RUNTIME + f"\ndef never():\n    {line}\n"
+    module = imported(tmp_path, f"more_of_the_runtime_{len(line)}", source)
+    function = Repeated(module.by_runtime)
+    for seed in range(4):
+        check(function, "by_runtime", seed)
+    assert module.CALLS == ["by_runtime"] * 4
+
+
+def test_a_watch_of_the_runtime_that_others_have_taken_away_records_nothing(by_runtime):
+    kernel = cuda_kernels.CudaKernel
+    before = kernel.launch
+
+    def theirs(self, *args, **options):
+        return before(self, *args, **options)
+
+    def sums(x, y):
+        found = by_runtime.by_runtime(x, y)
+        kernel.launch = theirs
+        return found
+
+    sums.__module__ = by_runtime.__name__
+    function = Repeated(sums)
+    try:
+        for seed in range(4):
+            check(function, "sums", seed)
+        assert kernel.launch is theirs
+        assert by_runtime.CALLS == ["by_runtime"] * 4
+    finally:
+        kernel.launch = before
+
+
+def test_who_observes_launches_of_the_runtime_sees_repeated_ones(by_runtime, monkeypatch):
+    function, seen = Repeated(by_runtime.by_runtime), []
+
+    def see(source, *others):
+        seen.append(source.name)
+        return add_instead(source, *others)
+
+    for seed in range(3):
+        check(function, "by_runtime", seed)
+    monkeypatch.setattr(watch, "instead", see)
+    check(function, "by_runtime", 3)
+    assert seen == ["add"]
+    assert by_runtime.CALLS == ["by_runtime"] * 2
+
+
+def test_a_watch_of_launches_that_another_thread_takes_away_is_asked_once():
+    class Changing(LaunchWatcher):
+        found = iter([lambda *_: True, None])
+        instead = property(lambda self: next(self.found))
+
+    changing = Changing()
+    assert changing.took(None, (), Launching())
+    assert not changing.took(None, (), Launching())
 
 
 def test_a_launch_that_the_runtime_refuses_leaves_it_as_it_was(by_runtime, monkeypatch):

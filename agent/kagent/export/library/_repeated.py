@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 LANGUAGES = ("triton", "gluon", "cuda")
@@ -61,7 +62,8 @@ _IN_PLACE = {_aten.zero_.default, _aten.fill_.Scalar}
 class Repeated:
     """A host function for calls that agree in shapes, dtypes, device and numbers.
 
-    The first call that comes to its end has compiled kernels, and the one after it is recorded.
+    The first call that comes to its end has compiled kernels, and the one after it is recorded. It
+    is repeated for tensors of the same strides, which contiguous ones may lack at sizes of 1.
     What cannot be repeated is called as it is: a host function that launches nothing, computes with
     torch, keeps tensors between calls, or whose file imports more than torch, Triton, the library's
     runtime and the standard library.
@@ -73,6 +75,7 @@ class Repeated:
         self._repeat: _Repeat | None = None
         self._run: object = None  # Triton's, as it was then: tools that change it see all launches
         self._numbers = ""
+        self._strides: list[tuple[int, tuple[int, ...]]] = []  # of tensors with sizes of 1
         self._launchers = _launchers_of(function)
 
     def __call__(self, *args: Any) -> Any:
@@ -89,6 +92,9 @@ class Repeated:
         numbers = repr(others) if others else ""
         if self._repeat is not None:
             if numbers == self._numbers and launchers.run is self._run:
+                for i, strides in self._strides:
+                    if given[i].stride() != strides:
+                        return self._function(*args)
                 return self._repeat(given)
             return self._function(*args)
         watching = _watching()
@@ -101,6 +107,7 @@ class Repeated:
             result, repeat = _record(self._function, args, given, launchers)
         finally:
             watching.release()
+        self._strides = [(i, t.stride()) for i, t in enumerate(given) if 1 in t.shape]
         self._run, self._numbers, self._repeat = run, numbers, repeat
         if repeat is None:
             self._launchers = None
@@ -236,16 +243,25 @@ def _triton_watches(tape: _Tape) -> _Watches:
 
 
 def _runtime_watches(tape: _Tape, runtime: str) -> _Watches:
-    kernel = importlib.import_module(f"{runtime}.cuda_kernels").CudaKernel
-    launch = kernel.launch
+    launching = importlib.import_module(f"{runtime}.cuda_kernels")
+    kernel, watch = launching.CudaKernel, launching.watch
+    launch, instead = kernel.launch, watch.instead
 
     def watched_launch(self: Any, grid: Any, block: Any, *args: Any, **options: Any) -> None:
         launch(self, grid, block, *args, **options)
         if tape.watches():
-            tape.begun += 1
             tape.launched_by_runtime(self, grid, block, args, options)
 
-    return ((kernel, "launch", launch, watched_launch),)
+    def watched_instead(*seen: Any) -> bool:
+        if tape.watches():
+            tape.begun += 1  # by whatever way: a file may keep a kernel's `launch`, too
+        return instead is not None and instead(*seen)
+
+    return (
+        (kernel, "launch", launch, watched_launch),
+        (watch, "instead", instead, watched_instead),
+        (watch, "any", watch.any, watched_instead),  # as good as True, and nobody else's
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -285,8 +301,7 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._steps: list[_Step] = []
         self._given = self._count = len(given)
         self._launches = self._seen = 0
-        # Slots by place, for each storage: a storage that is gone may have given its name away.
-        self._slot: dict[int, dict[object, int]] = {}
+        self._slot: dict[StorageWeakRef, dict[object, int]] = {}  # by place, for each storage
         self._device, self._dtype = given[0].device, given[0].dtype
         self._exact = True
         self._stream_of = _stream_of(self._device)
@@ -294,6 +309,10 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._stream = self._stream_of(self._index)
         for i, tensor in enumerate(given):
             self._slot.setdefault(_storage(tensor), {})[_place(tensor)] = i
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler (1 s), to keep it out of the first operation
 
     def watches(self) -> bool:
         """Whether what happens now, in this thread, is the call's doing."""
@@ -314,10 +333,8 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not all(isinstance(t, torch.Tensor) and t.device == self._device for t in made):
             self._exact = False
         elif func in _ALLOCATES and made[0].layout is torch.strided and not made[0].is_pinned():
-            self._allocated(made[0], self._allocation(made[0]))
-        elif func in _FILLS:
-            self._allocated(made[0], *self._operation(func, args, named))
-        elif func in _IN_PLACE:
+            self._add(self._allocation(made[0]), set(), made)
+        elif func in _FILLS or func in _IN_PLACE:
             self._add(*self._operation(func, args, named), made)
         elif func.is_view:
             self._viewed(func, args, named, made)
@@ -354,7 +371,8 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._stream_of(self._index) != self._stream:
             self._exact = False
             return
-        sizes, named = (_plain(grid), _plain(block)), {k: _plain(v) for k, v in options.items()}
+        sizes = [_fixed(grid), _fixed(block)]
+        named = {name: _fixed(value) for name, value in options.items()}
         self._launched(lambda values, _stream: kernel.launch(*sizes, *values, **named), args)
 
     def _launched(self, launch: Callable[[list[Any], int], object], args: Iterable[Any]) -> None:
@@ -408,10 +426,6 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._count += 1
         self._steps.append(_Step(do, reads, range(first, self._count)))
 
-    def _allocated(self, tensor: torch.Tensor, do: _Do, reads: set[int] | None = None) -> None:
-        self._slot.pop(_storage(tensor), None)  # of one that is gone
-        self._add(do, reads or set(), [tensor])
-
     def _allocation(self, like: torch.Tensor) -> _Do:
         """An empty tensor of the same kind. The way with the fewest words for torch to read is the
         fastest.
@@ -425,6 +439,9 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, args: Sequence[Any], named: Mapping[str, Any], made: Sequence[torch.Tensor]
     ) -> None:
         of = args[0]
+        if any(_storage(t) != _storage(of) for t in made):
+            self._exact = False  # a copy: some operations make views where they can
+            return
         plain = all(
             (t.dtype, t.is_conj(), t.is_neg()) == (of.dtype, of.is_conj(), of.is_neg())
             for t in made
@@ -489,9 +506,9 @@ def _has_memory(value: object) -> bool:
     return hasattr(value, "data_ptr")
 
 
-def _storage(tensor: torch.Tensor) -> int:
-    name: int = tensor.untyped_storage()._cdata  # noqa: SLF001
-    return name
+def _storage(tensor: torch.Tensor) -> StorageWeakRef:
+    """Name of the tensor's memory, which may be freed; no other memory has it while it is kept."""
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
 def _place(tensor: torch.Tensor) -> object:
@@ -503,6 +520,11 @@ def _place(tensor: torch.Tensor) -> object:
 def _plain(value: Any) -> Any:
     """The value; a list, which may be changed after the launch, as it is now."""
     return list(value) if isinstance(value, list) else value
+
+
+def _fixed(value: Any) -> Any:
+    """The value; a list of sizes as a tuple, which the runtime knows again."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _filled(kind: type, names: Sequence[str], values: Sequence[Any]) -> Any:
