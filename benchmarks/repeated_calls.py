@@ -29,7 +29,7 @@ import torch
 import triton
 from call_time import us_per_call
 from kagent.export.library._kernels import load
-from kagent.export.library._repeated import LANGUAGES, Repeated
+from kagent.export.library._repeated import Repeated
 from kagent_sandbox.builder.trace.triton import Driver
 from kagent_sandbox.data.target import parse_target
 
@@ -105,11 +105,10 @@ def host_functions(library: Path) -> dict[str, Callable[[], Callable[..., object
     for path in sorted(package.glob("portfolio/*.json")):
         table = json.loads(path.read_text(encoding="utf-8"))
         for name, kernel in table["kernels"].items():
-            if kernel["language"] in LANGUAGES:
-                file, config = package / "kernels" / f"{name}.py", kernel["configs"][0]
-                found[path.stem] = functools.partial(
-                    load, package.name, file, table["entry"], config, "0"
-                )
+            file, config = package / "kernels" / f"{name}.py", kernel["configs"][0]
+            found[path.stem] = functools.partial(
+                load, package.name, file, table["entry"], config, "0"
+            )
     return found
 
 

@@ -16,6 +16,7 @@ import torch
 import triton
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kagent.export.library import _repeated
 from kagent.export.library._kernels import load
 from kagent.export.library._repeated import Repeated
 from kagent_sandbox import runtime
@@ -23,11 +24,13 @@ from kagent_sandbox.builder.trace.triton import Driver
 from kagent_sandbox.data.target import parse_target
 from kagent_sandbox.runtime import (
     StructArgument,
+    cpp_kernels,
     cuda_kernel,
     cuda_kernels,
     struct,
     tensor_map,
 )
+from kagent_sandbox.runtime import launches as runtime_launches
 from kagent_sandbox.runtime.launches import Launching, LaunchWatcher, watch
 from kagent_sandbox.runtime.tensor_maps import described
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -131,7 +134,10 @@ class Device(Driver):
 @pytest.fixture(scope="module")
 def device():
     found = Device(parse_target("sm_90a"))
-    with mock.patch.object(triton.runtime.driver, "_active", found):
+    with (
+        mock.patch.object(triton.runtime.driver, "_active", found),
+        mock.patch.object(_repeated, "_stream_of", return_value=found.get_current_stream),
+    ):
         yield found
 
 
@@ -322,7 +328,7 @@ def test_a_failure_leaves_tritons_launch_as_it_was(host, device):
     assert triton.runtime.jit.JITFunction.run is before
 
 
-@pytest.mark.parametrize("line", ["import cutlass", "from .. import _others", "import numpy"])
+@pytest.mark.parametrize("line", ["import cutlass", "from .. import _others", "import cupy"])
 def test_a_file_that_imports_what_may_launch_is_called_each_time(device, tmp_path, line):
     module = imported(tmp_path, "others_of_this_test", SOURCE + f"\ndef never():\n    {line}\n")
     function = Repeated(module.sums)
@@ -466,7 +472,10 @@ def test_a_result_that_is_conjugated_is_so_again(host, device, within):
 )
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_a_copy_is_no_view_though_its_operation_may_be_one(host, device, within, mode, copied):
+    called = []
+
     def transposes(x, y):
+        called.append(1)
         return host.launch(copied(x.view(2, 64).mT), y, torch.empty(N))
 
     function = Repeated(within(transposes))
@@ -474,6 +483,37 @@ def test_a_copy_is_no_view_though_its_operation_may_be_one(host, device, within,
         for seed in range(4):
             x, y = drawn(2 * seed), drawn(2 * seed + 1)
             torch.testing.assert_close(function(x, y), x.view(2, 64).mT.reshape(N) + y)
+    assert len(called) == 2
+
+
+@pytest.mark.parametrize(
+    ("multiplied", "calls"),
+    [
+        (lambda a, b: a @ b, 2),
+        (lambda a, b: torch.mm(a, b, out=torch.empty(8, 8)), 2),
+        (lambda a, b: torch.addmm(torch.zeros(8, 8), a / 2, b, alpha=2.0, beta=3.0), 4),
+        (lambda a, b: torch.addmm(torch.zeros(8, 8), a, b, beta=3.0), 2),
+        (lambda a, b: torch.bmm(a.view(1, 8, 16), b.unsqueeze(0))[0], 2),
+        (lambda a, b: torch.zeros(8, 8).copy_((a @ b).to(torch.float64)), 2),
+    ],
+)
+def test_products_and_copies_of_torch_are_done_again(host, device, within, multiplied, calls):
+    called = []
+
+    def multiplies(x, y):
+        called.append(1)
+        product = multiplied(x.view(8, 16), y.view(8, 16).t())
+        out = torch.empty(N)
+        host.launch(x, y, out)
+        return product, out
+
+    function = Repeated(within(multiplies))
+    for seed in range(4):
+        x, y = drawn(2 * seed), drawn(2 * seed + 1)
+        product, total = function(x, y)
+        torch.testing.assert_close(product, x.view(8, 16) @ y.view(8, 16).t())
+        torch.testing.assert_close(total, x + y)
+    assert len(called) == calls  # a quotient is not done again
 
 
 def test_who_watches_tritons_launches_sees_them(host, device, monkeypatch):
@@ -491,12 +531,9 @@ def test_recording_a_call_does_not_import_torchs_compiler():
     """Which takes a second."""
     program = """
 import sys
-from types import SimpleNamespace
 import torch
-import triton
 from kagent.export.library._repeated import _Tape
 
-triton.runtime.driver._active = SimpleNamespace(get_current_stream=lambda index: 0)
 x = torch.zeros(8)
 with _Tape([x]) as tape:
     torch.empty_like(x.view(2, 4))
@@ -620,11 +657,18 @@ def add_instead(source, args, launching):
     return True
 
 
+def ship_runtime(monkeypatch):
+    """A library of this test has the runtime."""
+    monkeypatch.setitem(sys.modules, "tests._runtime", runtime)
+    for module in (cpp_kernels, cuda_kernels, runtime_launches):
+        name = module.__name__.rpartition(".")[2]
+        monkeypatch.setitem(sys.modules, f"tests._runtime.{name}", module)
+
+
 @pytest.fixture
 def by_runtime(host, device, tmp_path, monkeypatch):
     """The kernels' file, with more of them that the runtime launches."""
-    monkeypatch.setitem(sys.modules, "tests._runtime", runtime)
-    monkeypatch.setitem(sys.modules, "tests._runtime.cuda_kernels", cuda_kernels)
+    ship_runtime(monkeypatch)
     monkeypatch.setattr(watch, "instead", add_instead)
     monkeypatch.setattr(watch, "any", True)
     return imported(tmp_path, "of_the_runtime", SOURCE + BY_RUNTIME)
@@ -869,3 +913,71 @@ def test_a_launch_that_the_runtime_refuses_leaves_it_as_it_was(by_runtime, monke
     for seed in range(4):
         check(function, "by_runtime", seed)
     assert by_runtime.CALLS == ["by_runtime"] * 3
+
+
+BY_CPP = """
+import numpy as np
+import torch
+from .._runtime import cpp_kernel
+
+CALLS = []
+SOURCE = '''
+extern "C" void add(const float* x, const float* y, float* out, long n, float times) {
+  for (long i = 0; i < n; ++i) out[i] = x[i] + times * y[i];
+}
+'''
+
+def sums(x, y):
+    CALLS.append("sums")
+    twice = torch.empty_like(x)
+    cpp_kernel("add", SOURCE)(x, y, twice, np.int64(128), 2.0)
+    out = torch.empty((2, 64))
+    cpp_kernel("add", SOURCE)(twice.view(2, 64), y, out, 128, -1.0)
+    return out.view(128)
+
+def caught(x, y):
+    CALLS.append("caught")
+    out = torch.zeros(128)
+    try:
+        cpp_kernel("add", SOURCE)(x, y, out, "128", 1.0)
+    except (TypeError, ValueError):
+        cpp_kernel("add", SOURCE)(x, y, out, 128, 1.0)
+    return out
+"""
+
+
+@pytest.fixture
+def by_cpp(tmp_path, monkeypatch):
+    """A file of C++ kernels, really compiled, that imports no Triton."""
+    ship_runtime(monkeypatch)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return imported(tmp_path, "of_cpp", BY_CPP)
+
+
+def test_calls_of_cpp_kernels_are_repeated(by_cpp):
+    function, call, seen = Repeated(by_cpp.sums), cpp_kernels.CppKernel.__call__, []
+    for seed in range(5):
+        check(function, "sums", seed)
+    assert cpp_kernels.CppKernel.__call__ is call
+    with runtime.observing(seen.append):
+        check(function, "sums", 5)
+    assert [o.source.name for o in seen] == ["add"] * 2
+    assert by_cpp.CALLS == ["sums"] * 2
+
+
+def test_tensors_that_begin_elsewhere_are_the_host_functions_on_a_cpu_as_well(by_cpp):
+    function = Repeated(by_cpp.sums)
+    for seed in range(3):
+        check(function, "sums", seed)
+    aligned, odd, y = drawn(6, offset=16), drawn(7, offset=1), drawn(8)  # to 64 bytes, and to 4
+    torch.testing.assert_close(function(aligned, y), aligned + y)
+    assert by_cpp.CALLS == ["sums"] * 2
+    torch.testing.assert_close(function(aligned, odd), aligned + odd)
+    assert by_cpp.CALLS == ["sums"] * 3
+
+
+def test_a_call_that_catches_a_refused_cpp_kernel_is_not_repeated(by_cpp):
+    function = Repeated(by_cpp.caught)
+    for seed in range(4):
+        check(function, "sums", seed)
+    assert by_cpp.CALLS == ["caught"] * 4

@@ -4,7 +4,7 @@ A host function decides by its arguments' shapes, strides and dtypes what it all
 it was checked as a plan, which knows nothing else of them. In Python, and with all that Triton asks
 before a launch, this can take longer than a kernel. So a call of each kind is recorded once, its
 allocations, views, fills and launches, by Triton or by the library's runtime. Later ones do the
-same with their own tensors.
+same with their own tensors. What else a host function does, or how long it takes, is then gone.
 """
 
 from __future__ import annotations
@@ -26,16 +26,15 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-LANGUAGES = ("triton", "gluon", "cuda")
-"""Languages of kernels that Triton or the runtime launches."""
-
 _Slots = list[Any]  # tensors; None where one is not needed any more
 _Do = Callable[[_Slots, int], object]
 _Repeat = Callable[[Sequence[torch.Tensor]], Any]
 
 _JIT, _COMPILER = "triton.runtime.jit", "triton.compiler.compiler"
-_IMPORTED = {"torch", "triton", *sys.stdlib_module_names}
-_ALIGNMENT = 512  # bytes: of torch's allocator; a host function may look at an address
+_IMPORTED = {"torch", "triton", "numpy", *sys.stdlib_module_names}
+# Bytes, of torch's allocators: a host function may look at an address.
+_ALIGNMENT = 512
+_ALIGNMENT_ON_CPU = 64
 _aten = torch.ops.aten
 _ALLOCATES = {
     _aten.empty.memory_format,
@@ -45,7 +44,7 @@ _ALLOCATES = {
     _aten.new_empty.default,
     _aten.new_empty_strided.default,
 }
-_FILLS = {
+_DONE_AGAIN = {
     _aten.zeros.default,
     _aten.zeros_like.default,
     _aten.new_zeros.default,
@@ -55,8 +54,18 @@ _FILLS = {
     _aten.full.default,
     _aten.full_like.default,
     _aten.new_full.default,
+    _aten.zero_.default,
+    _aten.fill_.Scalar,
+    _aten.copy_.default,
+    _aten.clone.default,
+    _aten._to_copy.default,  # noqa: SLF001
+    *(
+        getattr(of, way)
+        for of in (_aten.mm, _aten.addmm, _aten.bmm)
+        for way in of.overloads()  # type: ignore[no-untyped-call]
+    ),
 }
-_IN_PLACE = {_aten.zero_.default, _aten.fill_.Scalar}
+"""Fills, copies and products: what torch computes in a plan."""
 
 
 class Repeated:
@@ -64,9 +73,9 @@ class Repeated:
 
     The first call that comes to its end has compiled kernels, and the one after it is recorded. It
     is repeated for tensors of the same strides, which contiguous ones may lack at sizes of 1.
-    What cannot be repeated is called as it is: a host function that launches nothing, computes with
-    torch, keeps tensors between calls, or whose file imports more than torch, Triton, the library's
-    runtime and the standard library.
+    What cannot be repeated is called as it is: a host function that launches nothing, has torch
+    compute more than products, keeps tensors between calls, or whose file imports more than torch,
+    numpy, Triton, the library's runtime and the standard library.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -85,7 +94,8 @@ class Repeated:
             return self._function(*args)
         given = [a for a in args if isinstance(a, torch.Tensor)]
         for tensor in given:
-            if not tensor.is_contiguous() or tensor.data_ptr() % _ALIGNMENT:
+            alignment = _ALIGNMENT_ON_CPU if tensor.is_cpu else _ALIGNMENT
+            if not tensor.is_contiguous() or tensor.data_ptr() % alignment:
                 return self._function(*args)
         # 0.0 and -0.0 are one key of a dictionary, and so are 1 and True.
         others = [a for a in args if not isinstance(a, torch.Tensor)]
@@ -243,25 +253,39 @@ def _triton_watches(tape: _Tape) -> _Watches:
 
 
 def _runtime_watches(tape: _Tape, runtime: str) -> _Watches:
-    launching = importlib.import_module(f"{runtime}.cuda_kernels")
-    kernel, watch = launching.CudaKernel, launching.watch
-    launch, instead = kernel.launch, watch.instead
-
-    def watched_launch(self: Any, grid: Any, block: Any, *args: Any, **options: Any) -> None:
-        launch(self, grid, block, *args, **options)
-        if tape.watches():
-            tape.launched_by_runtime(self, grid, block, args, options)
+    watch = importlib.import_module(f"{runtime}.launches").watch
+    instead = watch.instead
 
     def watched_instead(*seen: Any) -> bool:
         if tape.watches():
             tape.begun += 1  # by whatever way: a file may keep a kernel's `launch`, too
         return instead is not None and instead(*seen)
 
-    return (
-        (kernel, "launch", launch, watched_launch),
+    watches: list[tuple[Any, str, object, object]] = [
         (watch, "instead", instead, watched_instead),
         (watch, "any", watch.any, watched_instead),  # as good as True, and nobody else's
-    )
+    ]
+    # The first call has imported them. What is imported in this one is begun, and not noted.
+    for module, name, method, note in (
+        ("cuda_kernels", "CudaKernel", "launch", tape.launched_as_cuda),
+        ("cpp_kernels", "CppKernel", "__call__", tape.called_as_cpp),
+    ):
+        if loaded := sys.modules.get(f"{runtime}.{module}"):
+            kind = getattr(loaded, name)
+            before = getattr(kind, method)
+            watches.append((kind, method, before, _noting(tape, before, note)))
+    return watches
+
+
+def _noting(tape: _Tape, launch: Callable[..., None], note: Callable[..., None]) -> object:
+    """A kernel's method, and a note of what it did."""
+
+    def noted(*args: Any, **options: Any) -> None:
+        launch(*args, **options)
+        if tape.watches():
+            note(*args, **options)
+
+    return noted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -334,9 +358,9 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._exact = False
         elif func in _ALLOCATES and made[0].layout is torch.strided and not made[0].is_pinned():
             self._add(self._allocation(made[0]), set(), made)
-        elif func in _FILLS or func in _IN_PLACE:
+        elif func in _DONE_AGAIN:
             self._add(*self._operation(func, args, named), made)
-        elif func.is_view:
+        elif func.is_view or func is _aten._unsafe_view.default:  # noqa: SLF001
             self._viewed(func, args, named, made)
         else:
             self._exact = False
@@ -364,16 +388,20 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             lambda values, stream: runner(*values, stream=stream), bound.arguments.values()
         )
 
-    def launched_by_runtime(
-        self, kernel: Any, grid: Any, block: Any, args: Sequence[Any], options: Mapping[str, Any]
+    def launched_as_cuda(
+        self, kernel: Any, grid: Any, block: Any, *args: Any, **options: Any
     ) -> None:
-        """Note a launch, which takes the current stream."""
+        """Note a launch by the runtime, which takes the current stream."""
         if self._stream_of(self._index) != self._stream:
             self._exact = False
             return
         sizes = [_fixed(grid), _fixed(block)]
         named = {name: _fixed(value) for name, value in options.items()}
         self._launched(lambda values, _stream: kernel.launch(*sizes, *values, **named), args)
+
+    def called_as_cpp(self, kernel: Any, *args: Any) -> None:
+        """Note a call of a C++ kernel."""
+        self._launched(lambda values, _stream: kernel(*values), args)
 
     def _launched(self, launch: Callable[[list[Any], int], object], args: Iterable[Any]) -> None:
         values = [self._placed(value) for value in args]
@@ -439,11 +467,9 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, args: Sequence[Any], named: Mapping[str, Any], made: Sequence[torch.Tensor]
     ) -> None:
         of = args[0]
-        if any(_storage(t) != _storage(of) for t in made):
-            self._exact = False  # a copy: some operations make views where they can
-            return
-        plain = all(
-            (t.dtype, t.is_conj(), t.is_neg()) == (of.dtype, of.is_conj(), of.is_neg())
+        plain = all(  # else a copy, which some operations make where a view is none
+            _storage(t) == _storage(of)
+            and (t.dtype, t.is_conj(), t.is_neg()) == (of.dtype, of.is_conj(), of.is_neg())
             for t in made
         )
         base = self._slot_of(of) or 0
@@ -456,11 +482,12 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _operation(
         self, func: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]
     ) -> tuple[_Do, set[int]]:
-        values = [self._placed(value) for value in args]
-        arguments = _arguments(values)
+        values = [self._placed(value) for value in (*args, *named.values())]
+        arguments, count, names = _arguments(values), len(args), tuple(named)
 
         def step(slots: _Slots, _stream: int) -> None:
-            made = func(*arguments(slots), **named)
+            given = arguments(slots)
+            made = func(*given[:count], **dict(zip(names, given[count:], strict=True)))
             slots.extend(made if isinstance(made, list | tuple) else (made,))
 
         return step, _read(values)
@@ -540,6 +567,8 @@ def _stream_of(device: torch.device) -> Callable[[int], int]:
     if device.type == "cuda":  # as Triton has it, whose driver needs a C compiler
         found: Callable[[int], int] = torch._C._cuda_getCurrentRawStream  # noqa: SLF001
         return found
+    if device.type == "cpu":
+        return lambda _: 0
     of_triton: Callable[[int], int] = sys.modules["triton"].runtime.driver.active.get_current_stream
     return of_triton
 
