@@ -47,11 +47,13 @@ def same(found, expected):
         torch.testing.assert_close(one.float(), other.float(), rtol=2e-2, atol=2e-2, equal_nan=True)
 
 
-def test_later_calls_give_what_the_host_function_gives(called):
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_later_calls_give_what_the_host_function_gives(called, mode):
     host, repeated, calls, task, case = called
-    for seed in range(5):
-        arguments = task.arguments(case, seed)
-        same(results(repeated, task, arguments), results(host, task, arguments))
+    with mode():
+        for seed in range(5):
+            arguments = task.arguments(case, seed)
+            same(results(repeated, task, arguments), results(host, task, arguments))
     assert len(calls) == 2
 
 
