@@ -935,6 +935,14 @@ def sums(x, y):
     cpp_kernel("add", SOURCE)(twice.view(2, 64), y, out, 128, -1.0)
     return out.view(128)
 
+def by_thread(x, y):
+    CALLS.append("by_thread")
+    shares, out = torch.empty(torch.get_num_threads(), 128), torch.empty(128)
+    for share in shares:
+        cpp_kernel("add", SOURCE)(x, y, share, 128, 1.0)
+    cpp_kernel("add", SOURCE)(shares[-1], y, out, 128, float(len(shares)))
+    return out
+
 def caught(x, y):
     CALLS.append("caught")
     out = torch.zeros(128)
@@ -974,6 +982,18 @@ def test_tensors_that_begin_elsewhere_are_the_host_functions_on_a_cpu_as_well(by
     assert by_cpp.CALLS == ["sums"] * 2
     torch.testing.assert_close(function(aligned, odd), aligned + odd)
     assert by_cpp.CALLS == ["sums"] * 3
+
+
+def test_memory_for_each_thread_is_as_much_as_there_are_threads(by_cpp):
+    function, threads = Repeated(by_cpp.by_thread), torch.get_num_threads()
+    try:
+        for seed, count in enumerate([1, 1, 1, 3, 1, 2]):
+            torch.set_num_threads(count)
+            x, y = drawn(2 * seed), drawn(2 * seed + 1)
+            torch.testing.assert_close(function(x, y), x + (1 + count) * y)
+    finally:
+        torch.set_num_threads(threads)
+    assert by_cpp.CALLS == ["by_thread"] * 4
 
 
 def test_a_call_that_catches_a_refused_cpp_kernel_is_not_repeated(by_cpp):
