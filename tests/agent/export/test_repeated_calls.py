@@ -289,6 +289,27 @@ def test_a_watch_of_compiled_kernels_that_others_have_taken_away_records_nothing
         compiled.run = before
 
 
+def test_a_call_that_another_thread_has_recorded_meanwhile_is_not_recorded_again(
+    host, device, monkeypatch
+):
+    function, lock, recorded = Repeated(host.sums), mock.Mock(), []
+    check(function, "sums", 0)
+
+    def acquire(blocking):
+        lock.acquire.side_effect = None
+        check(function, "sums", 1)
+        recorded.append(function._repeat)
+        return True
+
+    lock.acquire.side_effect = acquire
+    monkeypatch.setattr(_repeated, "_watching", lambda: lock)
+    check(function, "sums", 2)
+    assert recorded == [function._repeat]
+    assert lock.acquire.call_count == lock.release.call_count == 2
+    check(function, "sums", 3)
+    assert host.CALLS == ["sums"] * 3
+
+
 def test_a_watch_that_others_have_taken_away_records_nothing(host, device):
     def sums(x, y):
         found = host.sums(x, y)

@@ -116,16 +116,18 @@ class Repeated:
             self._called = True
             return result
         try:
+            if self._repeat is not None or self._launchers is None:  # by another thread, meanwhile
+                return self._function(*args)
             run = launchers.run
             result, repeat = _record(self._function, args, given, launchers)
+            self._strides = [(i, t.stride()) for i, t in enumerate(given) if 1 in t.shape]
+            self._run, self._numbers, self._threads = run, numbers, threads
+            if repeat is None:
+                self._launchers = None
+            self._repeat = repeat
+            return result
         finally:
             watching.release()
-        self._strides = [(i, t.stride()) for i, t in enumerate(given) if 1 in t.shape]
-        self._run, self._numbers, self._threads = run, numbers, threads
-        self._repeat = repeat
-        if repeat is None:
-            self._launchers = None
-        return result
 
 
 def _watching() -> threading.Lock:
