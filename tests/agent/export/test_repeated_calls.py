@@ -512,13 +512,15 @@ def test_a_copy_is_no_view_though_its_operation_may_be_one(host, device, within,
     [
         (lambda a, b: a @ b, 2),
         (lambda a, b: torch.mm(a, b, out=torch.empty(8, 8)), 2),
+        (lambda a, b: torch.matmul(a, b, out=torch.empty(8, 8)), 2),
         (lambda a, b: torch.addmm(torch.zeros(8, 8), a / 2, b, alpha=2.0, beta=3.0), 4),
         (lambda a, b: torch.addmm(torch.zeros(8, 8), a, b, beta=3.0), 2),
         (lambda a, b: torch.bmm(a.view(1, 8, 16), b.unsqueeze(0))[0], 2),
         (lambda a, b: torch.zeros(8, 8).copy_((a @ b).to(torch.float64)), 2),
     ],
 )
-def test_products_and_copies_of_torch_are_done_again(host, device, within, multiplied, calls):
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_products_and_copies_of_torch_are_done_again(host, device, within, mode, multiplied, calls):
     called = []
 
     def multiplies(x, y):
@@ -529,11 +531,12 @@ def test_products_and_copies_of_torch_are_done_again(host, device, within, multi
         return product, out
 
     function = Repeated(within(multiplies))
-    for seed in range(4):
-        x, y = drawn(2 * seed), drawn(2 * seed + 1)
-        product, total = function(x, y)
-        torch.testing.assert_close(product, x.view(8, 16) @ y.view(8, 16).t())
-        torch.testing.assert_close(total, x + y)
+    with mode():
+        for seed in range(4):
+            x, y = drawn(2 * seed), drawn(2 * seed + 1)
+            product, total = function(x, y)
+            torch.testing.assert_close(product, x.view(8, 16) @ y.view(8, 16).t())
+            torch.testing.assert_close(total, x + y)
     assert len(called) == calls  # a quotient is not done again
 
 

@@ -61,7 +61,7 @@ _DONE_AGAIN = {
     _aten._to_copy.default,  # noqa: SLF001
     *(
         getattr(of, way)
-        for of in (_aten.mm, _aten.addmm, _aten.bmm)
+        for of in (_aten.mm, _aten.addmm, _aten.bmm, _aten.matmul)
         for way in of.overloads()  # type: ignore[no-untyped-call]
     ),
 }
