@@ -289,6 +289,27 @@ def test_a_watch_of_compiled_kernels_that_others_have_taken_away_records_nothing
         compiled.run = before
 
 
+def test_a_call_that_another_thread_has_recorded_meanwhile_is_not_recorded_again(
+    host, device, monkeypatch
+):
+    function, lock, recorded = Repeated(host.sums), mock.Mock(), []
+    check(function, "sums", 0)
+
+    def acquire(blocking):
+        lock.acquire.side_effect = None
+        check(function, "sums", 1)
+        recorded.append(function._repeat)
+        return True
+
+    lock.acquire.side_effect = acquire
+    monkeypatch.setattr(_repeated, "_watching", lambda: lock)
+    check(function, "sums", 2)
+    assert recorded == [function._repeat]
+    assert lock.acquire.call_count == lock.release.call_count == 2
+    check(function, "sums", 3)
+    assert host.CALLS == ["sums"] * 3
+
+
 def test_a_watch_that_others_have_taken_away_records_nothing(host, device):
     def sums(x, y):
         found = host.sums(x, y)
@@ -491,13 +512,15 @@ def test_a_copy_is_no_view_though_its_operation_may_be_one(host, device, within,
     [
         (lambda a, b: a @ b, 2),
         (lambda a, b: torch.mm(a, b, out=torch.empty(8, 8)), 2),
+        (lambda a, b: torch.matmul(a, b, out=torch.empty(8, 8)), 2),
         (lambda a, b: torch.addmm(torch.zeros(8, 8), a / 2, b, alpha=2.0, beta=3.0), 4),
         (lambda a, b: torch.addmm(torch.zeros(8, 8), a, b, beta=3.0), 2),
         (lambda a, b: torch.bmm(a.view(1, 8, 16), b.unsqueeze(0))[0], 2),
         (lambda a, b: torch.zeros(8, 8).copy_((a @ b).to(torch.float64)), 2),
     ],
 )
-def test_products_and_copies_of_torch_are_done_again(host, device, within, multiplied, calls):
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_products_and_copies_of_torch_are_done_again(host, device, within, mode, multiplied, calls):
     called = []
 
     def multiplies(x, y):
@@ -508,11 +531,12 @@ def test_products_and_copies_of_torch_are_done_again(host, device, within, multi
         return product, out
 
     function = Repeated(within(multiplies))
-    for seed in range(4):
-        x, y = drawn(2 * seed), drawn(2 * seed + 1)
-        product, total = function(x, y)
-        torch.testing.assert_close(product, x.view(8, 16) @ y.view(8, 16).t())
-        torch.testing.assert_close(total, x + y)
+    with mode():
+        for seed in range(4):
+            x, y = drawn(2 * seed), drawn(2 * seed + 1)
+            product, total = function(x, y)
+            torch.testing.assert_close(product, x.view(8, 16) @ y.view(8, 16).t())
+            torch.testing.assert_close(total, x + y)
     assert len(called) == calls  # a quotient is not done again
 
 
@@ -935,6 +959,14 @@ def sums(x, y):
     cpp_kernel("add", SOURCE)(twice.view(2, 64), y, out, 128, -1.0)
     return out.view(128)
 
+def by_thread(x, y):
+    CALLS.append("by_thread")
+    shares, out = torch.empty(torch.get_num_threads(), 128), torch.empty(128)
+    for share in shares:
+        cpp_kernel("add", SOURCE)(x, y, share, 128, 1.0)
+    cpp_kernel("add", SOURCE)(shares[-1], y, out, 128, float(len(shares)))
+    return out
+
 def caught(x, y):
     CALLS.append("caught")
     out = torch.zeros(128)
@@ -974,6 +1006,18 @@ def test_tensors_that_begin_elsewhere_are_the_host_functions_on_a_cpu_as_well(by
     assert by_cpp.CALLS == ["sums"] * 2
     torch.testing.assert_close(function(aligned, odd), aligned + odd)
     assert by_cpp.CALLS == ["sums"] * 3
+
+
+def test_memory_for_each_thread_is_as_much_as_there_are_threads(by_cpp):
+    function, threads = Repeated(by_cpp.by_thread), torch.get_num_threads()
+    try:
+        for seed, count in enumerate([1, 1, 1, 3, 1, 2]):
+            torch.set_num_threads(count)
+            x, y = drawn(2 * seed), drawn(2 * seed + 1)
+            torch.testing.assert_close(function(x, y), x + (1 + count) * y)
+    finally:
+        torch.set_num_threads(threads)
+    assert by_cpp.CALLS == ["by_thread"] * 4
 
 
 def test_a_call_that_catches_a_refused_cpp_kernel_is_not_repeated(by_cpp):

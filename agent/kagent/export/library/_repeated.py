@@ -61,7 +61,7 @@ _DONE_AGAIN = {
     _aten._to_copy.default,  # noqa: SLF001
     *(
         getattr(of, way)
-        for of in (_aten.mm, _aten.addmm, _aten.bmm)
+        for of in (_aten.mm, _aten.addmm, _aten.bmm, _aten.matmul)
         for way in of.overloads()  # type: ignore[no-untyped-call]
     ),
 }
@@ -84,6 +84,7 @@ class Repeated:
         self._repeat: _Repeat | None = None
         self._run: object = None  # Triton's, as it was then: tools that change it see all launches
         self._numbers = ""
+        self._threads = 0  # of OpenMP, on a CPU: there may be memory for each
         self._strides: list[tuple[int, tuple[int, ...]]] = []  # of tensors with sizes of 1
         self._launchers = _launchers_of(function)
 
@@ -100,8 +101,10 @@ class Repeated:
         # 0.0 and -0.0 are one key of a dictionary, and so are 1 and True.
         others = [a for a in args if not isinstance(a, torch.Tensor)]
         numbers = repr(others) if others else ""
+        threads = torch.get_num_threads() if given and given[0].is_cpu else 0
         if self._repeat is not None:
-            if numbers == self._numbers and launchers.run is self._run:
+            alike = numbers == self._numbers and threads == self._threads
+            if alike and launchers.run is self._run:
                 for i, strides in self._strides:
                     if given[i].stride() != strides:
                         return self._function(*args)
@@ -113,15 +116,18 @@ class Repeated:
             self._called = True
             return result
         try:
+            if self._repeat is not None or self._launchers is None:  # by another thread, meanwhile
+                return self._function(*args)
             run = launchers.run
             result, repeat = _record(self._function, args, given, launchers)
+            self._strides = [(i, t.stride()) for i, t in enumerate(given) if 1 in t.shape]
+            self._run, self._numbers, self._threads = run, numbers, threads
+            if repeat is None:
+                self._launchers = None
+            self._repeat = repeat
+            return result
         finally:
             watching.release()
-        self._strides = [(i, t.stride()) for i, t in enumerate(given) if 1 in t.shape]
-        self._run, self._numbers, self._repeat = run, numbers, repeat
-        if repeat is None:
-            self._launchers = None
-        return result
 
 
 def _watching() -> threading.Lock:
