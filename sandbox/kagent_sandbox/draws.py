@@ -240,10 +240,11 @@ def draw_around(
 ) -> torch.Tensor:
     """Draw numbers around thresholds in the place of elements of a tensor.
 
-    They are at a threshold, next to it on both sides, and away from it by half of its magnitude (of
-    1, where it is 0). Each row has one threshold; in every other row all elements are one number,
-    in the others half of them are drawn. Of fewer than 4 rows for each threshold, each element has
-    a threshold of its own.
+    They are at a threshold, next to it on both sides, and away from it by a third of its magnitude
+    (of 1, where it is 0): half of it would often be a tie where numbers are rounded to whole ones.
+    Each row has one threshold; in every other row all elements are one number, in the others half
+    of them are drawn. Of fewer than 4 rows for each threshold, each element has a threshold of its
+    own.
 
     Args:
         tensor: Floating-point numbers of any shape; the last dimension is a row.
@@ -261,7 +262,7 @@ def draw_around(
 
             generator = torch.Generator().manual_seed(0)
             x = draw_around(torch.zeros(8, 64), {6.0: 0}, generator)
-            assert set(x.unique().tolist()) > {0.0, 3.0, 6.0, 9.0}
+            assert set(x.unique().tolist()) > {0.0, 4.0, 6.0, 8.0}
     """
     if not tensor.numel():
         return tensor
@@ -276,7 +277,7 @@ def draw_around(
     side = torch.where(one, side[:, :1], side)
     side = torch.where((side == 0) & (least > 0), 1, side)
     near = least.clamp(min=1.0) * torch.finfo(tensor.dtype).eps
-    away = side.sign() * torch.where(side.abs() == 2, 0.5, near)
+    away = side.sign() * torch.where(side.abs() == 2, 1 / 3, near)
     drawn = (at + away * torch.where(at == 0, 1.0, at.abs())).to(tensor.dtype)
     half = torch.rand(shape, generator=generator, device=device) < 0.5
     return torch.where(one | half, drawn, rows).reshape(tensor.shape)

@@ -15,10 +15,11 @@ def test_each_threshold_is_drawn_and_both_sides_of_it(dtype, shape):
     found = draw_around(x, AROUND, generator)
     assert (found.shape, found.dtype) == (x.shape, x.dtype)
     eps = torch.finfo(dtype).eps
-    at_2, at_0 = (s - 2.0 for s in (-1.0, -2 * eps, 0.0, 2 * eps, 1.0)), (-0.5, -eps, 0, eps, 0.5)
-    at_5 = 2.5, 5 - 20 * eps, 5 + 20 * eps, 7.5
+    at_2 = (s - 2.0 for s in (-2 / 3, -2 * eps, 0.0, 2 * eps, 2 / 3))
+    at_0 = -1 / 3, -eps, 0.0, eps, 1 / 3
+    at_5 = 10 / 3, 5 - 20 * eps, 5 + 20 * eps, 20 / 3
     expected = torch.tensor([9.0, *at_2, *at_0, *at_5], dtype=torch.float64).to(dtype)
-    assert found.unique().tolist() == expected.unique().tolist()
+    assert found.unique().tolist() == pytest.approx(expected.unique().tolist(), rel=eps)
 
 
 def test_every_other_row_of_many_is_one_number_and_a_row_has_one_threshold():
@@ -31,5 +32,12 @@ def test_every_other_row_of_many_is_one_number_and_a_row_has_one_threshold():
 def test_what_has_no_rows_has_draws_too():
     generator = torch.Generator().manual_seed(1)
     assert draw_around(torch.zeros(0, 3), AROUND, generator).shape == (0, 3)
-    drawn = {float(draw_around(torch.tensor(9.0), {4.0: 0}, generator)) for _ in range(99)}
-    assert {2.0, 4.0, 6.0, 9.0} < drawn
+    drawn = {float(draw_around(torch.tensor(9.0), {6.0: 0}, generator)) for _ in range(99)}
+    assert {4.0, 6.0, 8.0, 9.0} < drawn
+
+
+@pytest.mark.parametrize("most", [1, 7, 15, 127, 128, 255, 448])
+def test_numbers_away_from_a_threshold_are_no_ties_where_it_is_quantised(most):
+    x = draw_around(torch.zeros(8, 64), {1e-8: 0}, torch.Generator().manual_seed(1))
+    steps = (x.double() / 1e-8 * most).unique()
+    assert ((steps - steps.round()).abs() < 0.4).all()
