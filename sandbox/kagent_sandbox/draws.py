@@ -235,6 +235,36 @@ def plant(
         tensor.masked_fill_((position < share) & (which == i), value)
 
 
+def round_coarsely(tensor: torch.Tensor) -> torch.Tensor:
+    """Round to few numbers, so that elements of several tensors are often equal.
+
+    They are multiples of an eighth of a power of two, of that below the largest magnitude: sums and
+    products of some are exact, so that equal ones are equal in any precision.
+
+    Args:
+        tensor: Floating-point numbers of 16 bits or more, in any shape.
+
+    Returns:
+        A tensor of the same shape and dtype; infinities and NaN are as they were.
+
+    Example:
+        Make numbers that are often equal:
+
+            import torch
+
+            generator = torch.Generator().manual_seed(0)
+            x, y = (round_coarsely(torch.randn(8, 64, generator=generator)) for _ in range(2))
+            assert 0.02 < (x == y).double().mean() < 0.5
+    """
+    if not tensor.numel():
+        return tensor
+    finite = tensor.isfinite()
+    numbers = tensor.double().where(finite, 0.0)
+    largest = numbers.abs().amax().clamp(min=torch.finfo(tensor.dtype).tiny)
+    step = largest.log2().floor().exp2() / 8
+    return ((numbers / step).round() * step).to(tensor.dtype).where(finite, tensor)
+
+
 def draw_around(
     tensor: torch.Tensor, thresholds: dict[float, int], generator: torch.Generator
 ) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kagent_sandbox.draws import draw_around
+from kagent_sandbox.draws import draw_around, round_coarsely
 
 AROUND = {-2.0: 0, 0.0: 0, 5.0: 4}
 
@@ -41,3 +41,23 @@ def test_numbers_away_from_a_threshold_are_no_ties_where_it_is_quantised(most):
     x = draw_around(torch.zeros(8, 64), {1e-8: 0}, torch.Generator().manual_seed(1))
     steps = (x.double() / 1e-8 * most).unique()
     assert ((steps - steps.round()).abs() < 0.4).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 300.0])
+def test_few_numbers_are_multiples_of_a_power_of_two(dtype, scale):
+    x = (torch.randn(64, 40, generator=torch.Generator().manual_seed(1)) * scale).to(dtype)
+    found = round_coarsely(x)
+    assert (found.shape, found.dtype) == (x.shape, x.dtype)
+    few = found.abs().double().unique()
+    step = few[few > 0].min()
+    assert step.log2() == step.log2().floor()
+    assert torch.equal(few / step, (few / step).round())
+    assert 8 <= few.max() / step <= 16
+    assert (found.double() - x.double()).abs().max() <= step / 2
+
+
+def test_zeros_and_nothing_are_few_numbers():
+    assert torch.equal(round_coarsely(torch.zeros(3, 4)), torch.zeros(3, 4))
+    assert round_coarsely(torch.empty(0, 4)).shape == (0, 4)
+    assert round_coarsely(torch.tensor(0.7)) == 0.6875

@@ -5,7 +5,7 @@ import torch
 from kagent.authoring.draft.cases import make_draft
 from kagent.authoring.draft.reference import reference_py
 from kagent.authoring.draft.rooms import find_rooms
-from kagent.authoring.draft.thresholds import KIND
+from kagent.authoring.draft.thresholds import COARSE, KIND
 from kagent.authoring.new_task import make_task
 from kagent.authoring.tracing.operation import make_operation
 from kagent.candidate_file import check_file
@@ -18,12 +18,12 @@ def drafted(function, *inputs):
     return make_draft(next(find_rooms(make_operation(function, inputs))))
 
 
-def drawn(draft, dtype="float32"):
-    """A draw of the case around thresholds."""
-    (case,) = (c for c in draft.cpu.check if c.inputs == KIND)
+def drawn(draft, dtype="float32", kind=KIND):
+    """A draw of the case around thresholds, or of few numbers."""
+    (case,) = (c for c in draft.cpu.check if c.inputs == kind)
     space = {}
     exec(reference_py(draft), space)
-    given = Case(name="c", dtype=dtype, inputs=KIND, **case.sizes)
+    given = Case(name="c", dtype=dtype, inputs=kind, **case.sizes)
     return space["inputs"](given, torch.Generator().manual_seed(3), torch.device("cpu"))
 
 
@@ -98,6 +98,43 @@ def test_sums_reach_a_far_number_too():
     assert (x @ w).max() > 1e7
 
 
+class Gate(torch.nn.Module):
+    """Limits in a buffer, one for each column."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("limit", torch.linspace(-1, 1, 96))
+
+    def forward(self, x):
+        return torch.where(x * 2 > self.limit, x, -x)
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "left", "right"),
+    [
+        (lambda x, y: torch.where(x > y, x, y - 1), 2, lambda x, _: x, lambda _, y: y),
+        (lambda x, y: F.smooth_l1_loss(x, y), 2, lambda x, y: (x - y).abs(), lambda *_: 1.0),
+        (Gate(), 1, lambda x, _: 2 * x, lambda _, limit: limit),
+    ],
+)
+def test_what_is_compared_is_often_equal(function, inputs, left, right):
+    draft = drafted(function, *[torch.randn(256, 96) for _ in range(inputs)])
+    assert COARSE in draft.cpu.hidden_check[0].fields["inputs"]
+    assert COARSE in {c.inputs for c in draft.gpu.check}
+    values = list(drawn(draft, kind=COARSE).values())
+    assert (left(*values) == right(*values)).double().mean() > 0.01
+
+
+@pytest.mark.parametrize(
+    "function", [torch.relu, lambda x, y: (x + y).relu(), lambda x, y: x.softmax(-1) * y]
+)
+def test_what_is_not_compared_with_each_other_has_no_few_numbers(function):
+    inputs = function.__code__.co_argcount if hasattr(function, "__code__") else 1
+    draft = drafted(function, *[torch.randn(256, 96) for _ in range(inputs)])
+    assert not draft.coarse
+    assert COARSE not in reference_py(draft)
+
+
 @pytest.mark.parametrize("function", [torch.relu, torch.tanh, lambda x: x.log_softmax(-1)])
 def test_what_usual_draws_reach_needs_no_case(function):
     draft = drafted(function, torch.randn(256, 96))
@@ -131,6 +168,7 @@ PRODUCT = """
       for (int64_t k = 0; k < K; ++k) sum += double(x[i * K + k]) * w[k * N + j];
       y[i * N + j] = CLAMPED;
 """
+GREATER = "int64_t k = i * N + j; y[k] = x[k] > w[k] ? w[k] + 1 : x[k];"
 STEP = "y[i * N + j] = x[i * N + j] > 2.5f ? w[i * N + j] : x[i * N + j];"
 
 
@@ -145,6 +183,7 @@ STEP = "y[i * N + j] = x[i * N + j] > 2.5f ? w[i * N + j] : x[i * N + j];"
             PRODUCT.replace("CLAMPED", "sum < 0 ? 0 : sum"),  # it knows one branch alone
         ),
         (lambda x, w: torch.where(x > 2.5, w, x), (96, 64), STEP, STEP.replace(">", ">=")),
+        (lambda x, w: torch.where(x > w, w + 1, x), (96, 64), GREATER, GREATER.replace(">", ">=")),
     ],
 )
 def test_a_kernel_that_is_wrong_at_a_branch_is_refused(

@@ -23,7 +23,7 @@ from kagent.authoring.draft.draft import (
 from kagent.authoring.draft.inputs import PART, bounds_of_draws, constraints_of_draws
 from kagent.authoring.draft.pointers import has_computed_places, rounded_index
 from kagent.authoring.draft.rooms import CHECK_ELEMENTS, CHECK_WORK, LEAST_SIZE, bare, shrunk
-from kagent.authoring.draft.thresholds import KIND, find_thresholds
+from kagent.authoring.draft.thresholds import COARSE, KIND, find_thresholds
 from kagent.authoring.draft.trial import Trials, Tried, accepted, written
 from kagent.authoring.errors import AuthoringError
 from kagent.authoring.tracing.sizes import Room, Sizes, above_power, below_power, prime, widest
@@ -85,10 +85,10 @@ def make_draft(room: Room) -> TaskDraft:
             draft = find_thresholds(draft, trials, check, {cpu_dtype, dtype})
     with written(draft) as folder:
         trials = Trials(draft, folder)
-        if draft.thresholds:
-            around = replace(check[0], inputs=KIND, words=KIND)
-            pairs += accepted(trials, [around])
-            check = _distinct([*check, around])
+        for kind in [KIND] * bool(draft.thresholds) + [COARSE] * draft.coarse:
+            further = replace(check[0], inputs=kind, words=kind)
+            pairs += accepted(trials, [further])
+            check = _distinct([*check, further])
         bench, words = _cpu_bench(room, trials, cpu_dtype)
         gpu_check = [with_dtype(c, dtype) for c in check]
         if dtype != cpu_dtype:
@@ -96,7 +96,7 @@ def make_draft(room: Room) -> TaskDraft:
         large = _large_plans(room, draft, dtype)
         gpu_check = _distinct([*gpu_check, *(c for c, _ in accepted(trials, large))])
     scales = sorted({c.scale for c in check})
-    kinds = sorted({c.inputs for c in check} & {"mixed", "nonfinite", "normal", KIND})
+    kinds = sorted({c.inputs for c in check} & {"mixed", "nonfinite", "normal", KIND, COARSE})
     padded = sorted({c.noncontiguous for c in check})
     offsets = sorted({c.offset for c in check})
     fields: dict[str, Sequence[Any]] = {

@@ -73,6 +73,8 @@ class TaskDraft:
         blank: Whether it is tried with all numbers 0, those of a module, too.
         thresholds: By argument the numbers around which `thresholds` draws, each with the least
             distance from it in machine epsilons: there the operation's branches change.
+        coarse: Whether `coarse` rounds all numbers to few: the operation compares what several
+            arguments make, and what is equal may be a branch of its own.
         constraints: Formulas over dimensions that hold in every case.
         gpu: Cases for GPUs.
         cpu: Cases for CPUs.
@@ -93,6 +95,7 @@ class TaskDraft:
     idle: tuple[Proof, ...] = ()
     blank: bool = False
     thresholds: Mapping[str, Mapping[float, int]] = field(default_factory=dict)
+    coarse: bool = False
     constraints: tuple[str, ...] = ()
     on_cpu: ResultCalibration | None = None
 

@@ -57,6 +57,11 @@ def inputs_lines(draft: TaskDraft) -> list[str]:
     for name, numbers in draft.thresholds.items():
         where = " and ".join(f"{n:g}" for n in numbers)
         doc += _wrapped(f"In `thresholds` {name} is around {where}, where a branch changes.")
+    if draft.coarse:
+        doc += _wrapped(
+            "`coarse`: all floating-point numbers, those of the module, too, are rounded to few, "
+            "so that many are equal."
+        )
     if draft.blank:
         doc += _wrapped("`blank`: all floating-point numbers are 0, those of the module, too.")
     whole = " ".join(lines)
@@ -78,16 +83,22 @@ def inputs_lines(draft: TaskDraft) -> list[str]:
 
 
 def _returned(draft: TaskDraft, pairs: Sequence[str]) -> list[str]:
-    if not draft.blank:
+    if not draft.blank and not draft.coarse:
         return broken("return {", pairs, "}")
-    return [
-        *broken("drawn = {", pairs, "}"),
-        'if case.inputs == "blank":',
-        "    return {",
-        "        n: torch.zeros_like(t) if t.is_floating_point() else t for n, t in drawn.items()",
-        "    }",
-        "return drawn",
-    ]
+    lines = broken("drawn = {", pairs, "}")
+    for kind, wanted, made, of in (
+        ("blank", draft.blank, "torch.zeros_like(t)", "t.is_floating_point()"),
+        ("coarse", draft.coarse, "round_coarsely(t)", "t.is_floating_point() and t.itemsize > 1"),
+    ):
+        if wanted:
+            lines += [
+                f'if case.inputs == "{kind}":',
+                "    return {",
+                f"        n: {made} if {of} else t",
+                "        for n, t in drawn.items()",
+                "    }",
+            ]
+    return [*lines, "return drawn"]
 
 
 def _row_words(draft: TaskDraft) -> str:
@@ -131,7 +142,8 @@ def _varied(draft: TaskDraft) -> list[str]:
     rows = ("given", *draft.rows)
     flat = _flat(draft)
     whole = "torch.nn.functional.pad(x, (0, -len(x) % PART)).reshape(-1, PART)"
-    unchanged = 'in ("normal", "blank")' if draft.blank else '== "normal"'
+    kinds = ["normal"] + ["blank"] * draft.blank + ["coarse"] * draft.coarse
+    unchanged = f"in ({', '.join(map(quoted, kinds))})" if len(kinds) > 1 else '== "normal"'
     if not flat and any(len(e.shape) == 1 for e in draft.varied):
         unchanged += " or x.dim() == 1"  # one number for each column: it has no rows
     at = "torch.randint(columns, (n, 1), generator=generator, device=x.device)"

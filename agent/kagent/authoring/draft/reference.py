@@ -148,9 +148,9 @@ def _rule(
 
 def _helpers(draft: TaskDraft) -> list[str]:
     """The import of what draws rows of several kinds."""
-    around = "draw_around, " if draft.thresholds else ""
-    names = f"{around}draw_kinds, draw_rows"
-    return [f"from kagent_sandbox.draws import {names}"] if draft.varied else []
+    names = ["draw_around"] * bool(draft.thresholds) + ["draw_kinds", "draw_rows"]
+    names += ["round_coarsely"] * draft.coarse
+    return [f"from kagent_sandbox.draws import {', '.join(names)}"] if draft.varied else []
 
 
 def _dtype_of_floats(draft: TaskDraft) -> tuple[str, str]:

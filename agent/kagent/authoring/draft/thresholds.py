@@ -5,7 +5,8 @@ could have another number there, or `>` for `>=`, or know one branch only. Compa
 where the reference runs in simpler operations: softplus and hardshrink come down to one, hardswish
 to two clamps. Those of whole numbers are not looked at. Between an input and what is compared there
 may be anything: the reference is computed with an argument that is one number everywhere, which is
-varied until what is compared reaches the threshold.
+varied until what is compared reaches the threshold. Where several inputs make what is compared, it
+is equal where they have few numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import torch
 import torch.utils._pytree as pytree
 from kagent_sandbox.errors import TaskError
 from kagent_sandbox.judge.check.inputs import InputSet
-from kagent_sandbox.judge.check.numerics import epsilon
 from kagent_sandbox.judge.check.omissions import name_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
@@ -31,7 +31,9 @@ from kagent.authoring.draft.trial import Trials, written
 from kagent.authoring.proofs import SHAPED
 
 KIND = "thresholds"
-"""The distribution's name."""
+"""Name of the distribution at such numbers."""
+COARSE = "coarse"
+"""Name of the distribution of few numbers, where several inputs make what is compared."""
 _COMPARING = frozenset(
     {"lt", "le", "gt", "ge", "eq", "ne", "clamp", "clamp_min", "clamp_max", "hardtanh"}
     | {"maximum", "minimum", "fmax", "fmin"}
@@ -48,19 +50,23 @@ _MOST = 8
 _LEAST = 1e-18
 """Least magnitude of a draw, but for 0: the squares of smaller ones are no normal float32."""
 _DIGITS = 9  # those of float32
+_EQUAL = 2.0**-23
+"""Share of a number by which elements that are that number may differ: rounding."""
+_LEAST_SHARE = 1e-3
+"""Least share of elements that are a number where more than chance has brought them there."""
 
 _Key = tuple[str, float, int]
 
 
 @dataclass(frozen=True, slots=True)
 class _Compared:
-    """Finite elements that were compared with a number: the least, the largest, and how close one
-    came.
+    """Finite elements that were compared with a number: the least, the largest, and the share of
+    them that are that number.
     """
 
     low: float
     high: float
-    nearest: float
+    share: float
 
 
 _Seen = Callable[[float], Mapping[_Key, _Compared]]
@@ -75,6 +81,7 @@ class _Watch(TorchDispatchMode):
     def __init__(self, inputs: InputSet) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen: dict[_Key, _Compared] = {}
+        self.together = False  # whether two that vary were compared
         self._varies: Any = WeakIdKeyDictionary(dict.fromkeys(inputs.tensors.values(), True))
 
     def __torch_dispatch__(
@@ -92,15 +99,18 @@ class _Watch(TorchDispatchMode):
 
     def _note(self, name: str, given: Sequence[Any]) -> None:
         operands = [v for v in given if isinstance(v, torch.Tensor) and v in self._varies]
-        if len(operands) != 1 or not operands[0].is_floating_point():
+        if not operands or not operands[0].is_floating_point():
+            return
+        if len(operands) > 1:
+            self.together = True
             return
         elements = operands[0][operands[0].isfinite()].double()
         for number in map(_number, (v for v in given if v is not operands[0])):
             if not math.isfinite(number) or not elements.numel():
                 continue
             which = next(i for i in itertools.count() if (name, number, i) not in self.seen)
-            nearest = (elements - number).abs().amin()
-            found = map(float, (*elements.aminmax(), nearest))
+            equal = (elements - number).abs() <= _EQUAL * abs(number)
+            found = map(float, (*elements.aminmax(), equal.double().mean()))
             self.seen[name, number, which] = _Compared(*found)
 
 
@@ -121,10 +131,11 @@ def _number(value: Any) -> float:
 def find_thresholds(
     draft: TaskDraft, trials: Trials, cases: Sequence[DraftCase], dtypes: Iterable[str]
 ) -> TaskDraft:
-    """The draft with thresholds at which cases draw as well, as far as others do not reach them.
+    """The draft with thresholds at which cases draw as well, as far as others do not reach them,
+    and with `coarse` where several inputs make what is compared.
 
     Args:
-        draft: The draft, without thresholds.
+        draft: The draft, without either.
         trials: Its trials.
         cases: Its cases, the first of which is tried around thresholds.
         dtypes: Dtypes of cases on any device.
@@ -134,43 +145,51 @@ def find_thresholds(
         replace(first, dtype=d, scale=s) for d in dtypes for s in sorted({c.scale for c in cases})
     ]
     missing = _missing(trials, cases)
+    together = _watched(trials, trials.drawn(cases[0])).together
+    if draft.varied and (together or (missing and len(draft.varied) > 1)):
+        tried = draft.with_(coarse=True)
+        draft = tried if _fits(tried, [replace(p, inputs=COARSE) for p in plans]) else draft
     for name, number in _found(draft, trials, cases[0], missing) if missing else ():
         for distance in _DISTANCES:
             own = {**draft.thresholds.get(name, {}), number: distance}
             tried = draft.with_(thresholds={**draft.thresholds, name: own})
-            with written(tried) as folder:
-                each = Trials(tried, folder)
-                fits = not any(each.case(p, f"{KIND}_{i}").why for i, p in enumerate(plans))
-            if fits:
+            if _fits(tried, plans):
                 draft = tried
                 break
     return draft
 
 
-def _watched(trials: Trials, inputs: InputSet) -> Mapping[_Key, _Compared]:
-    """Comparisons of the reference with numbers; none where torch cannot decompose it."""
+def _fits(draft: TaskDraft, plans: Sequence[DraftCase]) -> bool:
+    """Whether all of some cases of a draft can be cases of a task."""
+    with written(draft) as folder:
+        trials = Trials(draft, folder)
+        return not any(trials.case(p, f"{p.inputs}_{i}").why for i, p in enumerate(plans))
+
+
+def _watched(trials: Trials, inputs: InputSet) -> _Watch:
+    """Comparisons of the reference; none where torch cannot decompose it."""
     watch = _Watch(inputs)
     try:
         trials.watch(watch, inputs)
     except TaskError:
-        return {}
-    return watch.seen
+        return _Watch(inputs)
+    return watch
 
 
 def _missing(trials: Trials, cases: Sequence[DraftCase]) -> dict[_Key, bool]:
     """The comparisons of which cases lack something: one side (true), or the number itself."""
     seen: dict[_Key, list[_Compared]] = {}
     for case in cases:
-        for key, compared in _watched(trials, trials.drawn(case)).items():
+        for key, compared in _watched(trials, trials.drawn(case)).seen.items():
             seen.setdefault(key, []).append(compared)
         if not seen:  # no case compares
             return {}
-    eps, missing = epsilon(getattr(torch, cases[0].dtype)), {}
+    missing = {}
     for key, found in seen.items():
         one_sided = not any(c.low < key[1] for c in found) or not any(
             c.high > key[1] for c in found
         )
-        if one_sided or not any(c.nearest <= eps * abs(key[1]) for c in found):
+        if one_sided or not any(c.share >= _LEAST_SHARE for c in found):
             missing[key] = one_sided
     return dict(sorted(missing.items(), key=lambda m: not m[1]))  # those matter most
 
@@ -207,7 +226,7 @@ def _roots_of(seen: _Seen, missing: Mapping[_Key, bool]) -> Iterator[float]:
 def _seen_of(trials: Trials, drawn: InputSet, name: str, value: float) -> Mapping[_Key, _Compared]:
     """Comparisons where an argument is one number everywhere."""
     filled = torch.full_like(drawn.tensors[name], value, dtype=torch.float64)
-    return _watched(trials, replace(drawn, tensors={**drawn.tensors, name: filled}))
+    return _watched(trials, replace(drawn, tensors={**drawn.tensors, name: filled})).seen
 
 
 def _off(seen: _Seen, key: _Key, end: str, value: float) -> float:
