@@ -97,7 +97,7 @@ def main() -> None:
 
 
 def host_functions(library: Path) -> dict[str, Callable[[], Callable[..., object]]]:
-    """What loads the host function of each task that the library has a GPU kernel of."""
+    """What loads the host function of each task that the library has a kernel of."""
     (package,) = (p.parent for p in library.glob("build/torch-universal/*/portfolio"))
     if str(package.parent) not in sys.path:
         sys.path.insert(0, str(package.parent))  # kernels' files import the library's runtime

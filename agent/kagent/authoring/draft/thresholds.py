@@ -144,12 +144,16 @@ def find_thresholds(
     plans = [
         replace(first, dtype=d, scale=s) for d in dtypes for s in sorted({c.scale for c in cases})
     ]
-    missing = _missing(trials, cases)
-    together = _watched(trials, trials.drawn(cases[0])).together
-    if draft.varied and (together or (missing and len(draft.varied) > 1)):
+    drawn = trials.drawn(cases[0])
+    watched = _watched(trials, drawn)
+    missing = {}
+    if watched.seen:  # else no case compares
+        others = (_watched(trials, trials.drawn(c)).seen for c in cases[1:])
+        missing = _missing([watched.seen, *others])
+    if draft.varied and (watched.together or (missing and len(draft.varied) > 1)):
         tried = draft.with_(coarse=True)
         draft = tried if _fits(tried, [replace(p, inputs=COARSE) for p in plans]) else draft
-    for name, number in _found(draft, trials, cases[0], missing) if missing else ():
+    for name, number in _found(draft, trials, drawn, missing) if missing else ():
         for distance in _DISTANCES:
             own = {**draft.thresholds.get(name, {}), number: distance}
             tried = draft.with_(thresholds={**draft.thresholds, name: own})
@@ -176,14 +180,12 @@ def _watched(trials: Trials, inputs: InputSet) -> _Watch:
     return watch
 
 
-def _missing(trials: Trials, cases: Sequence[DraftCase]) -> dict[_Key, bool]:
+def _missing(cases: Iterable[Mapping[_Key, _Compared]]) -> dict[_Key, bool]:
     """The comparisons of which cases lack something: one side (true), or the number itself."""
     seen: dict[_Key, list[_Compared]] = {}
     for case in cases:
-        for key, compared in _watched(trials, trials.drawn(case)).seen.items():
+        for key, compared in case.items():
             seen.setdefault(key, []).append(compared)
-        if not seen:  # no case compares
-            return {}
     missing = {}
     for key, found in seen.items():
         one_sided = not any(c.low < key[1] for c in found) or not any(
@@ -195,10 +197,10 @@ def _missing(trials: Trials, cases: Sequence[DraftCase]) -> dict[_Key, bool]:
 
 
 def _found(
-    draft: TaskDraft, trials: Trials, case: DraftCase, missing: Mapping[_Key, bool]
+    draft: TaskDraft, trials: Trials, drawn: InputSet, missing: Mapping[_Key, bool]
 ) -> list[tuple[str, float]]:
     """Arguments with numbers that, everywhere, bring what is compared to the threshold."""
-    drawn, found = trials.drawn(case), []
+    found = []
     for example in draft.varied:
         own: dict[float, None] = {}
         seen = functools.cache(functools.partial(_seen_of, trials, drawn, example.name))

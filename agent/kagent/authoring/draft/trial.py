@@ -9,7 +9,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -278,9 +278,7 @@ class Trials:
         inputs = self._sampler.fresh(_case(case, name), seed)
         outputs = self._sampler.call("eager", inputs)
         try:
-            # Inductor traces with it: torch's resizing is decomposed before any mode sees it.
-            with enable_python_dispatcher(), Decomposed():
-                simpler = self._sampler.call("eager", inputs)
+            simpler = self._in_simpler_operations("eager", inputs)
         except TaskError:  # what torch cannot decompose here
             return True
         return all(map(_same_places, outputs, simpler))
@@ -295,8 +293,14 @@ class Trials:
         Raises:
             TaskError: It cannot be decomposed, or fails.
         """
-        with enable_python_dispatcher(), mode, Decomposed():
-            self._sampler.call("reference", inputs)
+        self._in_simpler_operations("reference", inputs, mode)
+
+    def _in_simpler_operations(
+        self, function: str, inputs: InputSet, mode: AbstractContextManager[Any] | None = None
+    ) -> Sequence[torch.Tensor]:
+        # Inductor traces with it: torch's resizing is decomposed before any mode sees it.
+        with enable_python_dispatcher(), mode or nullcontext(), Decomposed():
+            return self._sampler.call(function, inputs)
 
     def _tried(self, case: Case, seed: int, timed: bool) -> Tried:
         sampler, task = self._sampler, self._task

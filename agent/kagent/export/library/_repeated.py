@@ -94,14 +94,15 @@ class Repeated:
         if launchers is None:
             return self._function(*args)
         given = [a for a in args if isinstance(a, torch.Tensor)]
+        on_cpu = bool(given) and given[0].is_cpu  # as all are, or none
+        alignment = _ALIGNMENT_ON_CPU if on_cpu else _ALIGNMENT
         for tensor in given:
-            alignment = _ALIGNMENT_ON_CPU if tensor.is_cpu else _ALIGNMENT
             if not tensor.is_contiguous() or tensor.data_ptr() % alignment:
                 return self._function(*args)
         # 0.0 and -0.0 are one key of a dictionary, and so are 1 and True.
         others = [a for a in args if not isinstance(a, torch.Tensor)]
         numbers = repr(others) if others else ""
-        threads = torch.get_num_threads() if given and given[0].is_cpu else 0
+        threads = torch.get_num_threads() if on_cpu else 0
         if self._repeat is not None:
             alike = numbers == self._numbers and threads == self._threads
             if alike and launchers.run is self._run:
