@@ -42,7 +42,7 @@ def test_agrees_with_float64(case):
     arguments = TASK.arguments(case)
     TASK.check(lambda own: OPERATOR.op(*own.values()), arguments)
     TASK.check(lambda own: TASK.all_results(function, own), arguments)
-    # Kernels that Triton launches do without their host function from the third call on.
+    # From the third call on a kernel does without its host function.
     for seed in (1, 2):
         TASK.check(lambda own: OPERATOR.op(*own.values()), TASK.arguments(case, seed))
 

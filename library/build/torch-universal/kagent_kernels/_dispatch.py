@@ -16,7 +16,7 @@ import torch
 
 from . import _devices, _kernels
 from ._portfolio import Chosen, DeviceEntry, Portfolio, ReferenceCall, Size, read_portfolio
-from ._repeated import LANGUAGES, Repeated
+from ._repeated import Repeated
 
 _FOLDER = Path(__file__).parent
 _NOT_THE_CALLERS = (f"{_FOLDER}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}")
@@ -143,9 +143,7 @@ class Dispatch:
                 return None
             self.loaded[kernel.id, config] = function
         guard = device if device.type == "cuda" and torch.cuda.device_count() > 1 else None
-        if kernel.language in LANGUAGES:
-            function = Repeated(function)
-        return Call(function, kernel.id, kernel.pitched, guard)
+        return Call(Repeated(function), kernel.id, kernel.pitched, guard)
 
     def _warn(self, about: str, reason: str) -> None:
         with self._lock:

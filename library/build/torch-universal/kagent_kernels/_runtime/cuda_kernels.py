@@ -118,7 +118,7 @@ class CudaKernel:
         """
         if watch.any:
             launching = Launching.of(grid, block, shared, cluster, cooperative, pdl)
-            if watch.instead is not None and watch.instead(self.source, args, launching):
+            if watch.took(self.source, args, launching):
                 return
         index = _device_of(args)
         loaded = self._devices.get(index)

@@ -85,6 +85,11 @@ class LaunchWatcher:
     observer: Observer | None = None
     instead: Instead | None = None
 
+    def took(self, source: Source, args: Sequence[object], launching: Launching) -> bool:
+        """Whether a launch is done, in place of the device."""
+        instead = self.instead  # read once: other threads may put another one there
+        return instead is not None and instead(source, args, launching)
+
 
 watch = LaunchWatcher()
 

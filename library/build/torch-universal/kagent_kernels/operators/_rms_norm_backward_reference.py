@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -70,20 +70,68 @@ def draw_rows(
     return (order % one_of == 0).unsqueeze(1)
 
 
+def plant(
+    tensor: torch.Tensor,
+    values: Sequence[float],
+    share: float,
+    generator: torch.Generator,
+    *,
+    where: torch.Tensor | None = None,
+) -> None:
+    """Overwrite some elements of a tensor in place, at least one of them.
+
+    Args:
+        tensor: Any shape, of numbers of 16 bits or more; with no elements it stays as it is.
+        values: They are written, each as likely as the others.
+        share: Of the elements, from 0 to 1.
+        generator: The source of chance, on the tensor's device.
+        where: Places that may be overwritten, bool of the tensor's shape; all of them by default,
+            and one anywhere where it allows none.
+
+    Example:
+        Plant infinities and NaN among gradients:
+
+            import math
+
+            import torch
+
+            generator = torch.Generator().manual_seed(0)
+            grad = torch.zeros(8, 3)
+            plant(grad, (math.inf, math.nan), 0.05, generator)
+            assert not grad.isfinite().all()
+    """
+    if not tensor.numel():
+        return
+    shape, device = tensor.shape, tensor.device
+    position = torch.rand(shape, generator=generator, device=device)
+    if where is not None:
+        position.masked_fill_(~where, 1.0)
+    position.view(-1)[position.argmin()] = -1.0
+    which = torch.randint(len(values), shape, generator=generator, device=device)
+    for i, value in enumerate(values):
+        tensor.masked_fill_((position < share) & (which == i), value)
+
+
 CHUNK_ELEMENTS = 1 << 25  # float64 temporaries of the reference stay near 1 GiB
+MANY = 64  # columns
 
 
 def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict[str, torch.Tensor]:
-    """Draw x: [M, N], times the case's scale; grad: [M, N], normal; and weight: [N], about 1.
+    """Draw x: [M, N], times the case's scale; grad: [M, N], normal; and weight: [N].
 
-    Distributions of x: `normal`; `mixed` gives each row a kind of its own: normal, zeros, few
-    values, rising along the row, one entry 4 times as large as the others, a thousandth of
-    normal (so that eps counts), 30 times normal; in some rows grad is 0. `nonfinite` is `mixed`
-    with a NaN in grad in some rows: dx is NaN in all of such a row, dweight in the NaN's column.
+    A quarter of the weights is about -1, the others about 1; of MANY and more, one in 16 is 0,
+    small, or large. Distributions of x: `normal`; `mixed` gives each row a kind of its own:
+    normal, zeros, few values, rising along the row, one entry 4 times as large as the others, a
+    thousandth of normal (so that eps counts), 30 times normal; in some rows grad is 0. `nonfinite`
+    is `mixed` with a NaN in grad in some rows: dx is NaN in all of such a row, dweight in the NaN's
+    column.
     """
     rows, columns = int(case.dims["M"]), int(case.dims["N"])
     dtype = getattr(torch, case.dtype)
     weight = torch.randn(columns, generator=generator, device=device).mul_(0.2).add_(1.0)
+    weight[torch.rand(columns, generator=generator, device=device) < 1 / 4] *= -1
+    if columns >= MANY:
+        plant(weight, (0.0, 1 / 64, 8.0, -8.0), 1 / 16, generator)
     x = torch.empty((rows, columns), dtype=dtype, device=device)
     grad = torch.empty_like(x).normal_(generator=generator)
     given = {"grad": grad, "x": x, "weight": weight.to(dtype)}

@@ -16,16 +16,20 @@ run by the rounding of float32 sums.
 Not of use on an H200: loads that are the first to leave the L2 (3 to 7 us), two blocks on an SM (2
 to 3 us), having the L2 fetch later tiles (5 us), and stores by bulk copies (nothing).
 
-Rows of more than 32 KiB, or not of whole 16-byte words, are read twice, as all are before Hopper.
+Rows that are not of whole words of 16 bytes come the same way, in the words that they lie in; only
+the ends of a tensor are copied by element. A thread then takes one element at a time.
+
+Rows of more than 32 KiB, or of more than 8192 elements and not of whole words, are read twice, as
+all are before Hopper.
 """
 
 import torch
 import triton
 from .._runtime import cuda_kernel
 
-WORDS = 2  # of 16 bytes that a thread has of grad's tile, and as many of x's
-THREADS = 512  # of a block where several rows share it; a row may take up to 512
-RING_KIB = 128  # of tiles in shared memory, in two places at least
+WORDS = 4  # of 16 bytes that a thread has of grad's tile, and as many of x's
+THREADS = 256  # of a block where several rows share it; a row may take up to 512
+RING_KIB = 96  # of tiles in shared memory, in two places at least
 TUNE = {"WORDS": [2, 4], "THREADS": [128, 256, 512], "RING_KIB": [64, 96, 128]}
 
 SOURCE = r"""
@@ -44,6 +48,12 @@ __device__ __forceinline__ void from_float(float x, __nv_bfloat16& y) {
   y = __float2bfloat16_rn(x);
 }
 
+// What a thread takes at once: a word of 16 bytes, or an element of rows without whole words.
+template <typename T, int WIDTH> struct WordOf { using Type = uint4; };
+template <typename T> struct WordOf<T, 1> { using Type = T; };
+
+template <typename T>
+__device__ __forceinline__ void unpack(const T& element, float* v) { *v = to_float(element); }
 template <typename T>
 __device__ __forceinline__ void unpack(const uint4& word, float* v) {
   const unsigned u[4] = {word.x, word.y, word.z, word.w};
@@ -76,6 +86,14 @@ __device__ __forceinline__ uint4 pack(const float* v) {
   }
   return make_uint4(u[0], u[1], u[2], u[3]);
 }
+template <typename T>
+__device__ __forceinline__ void store(T* to, const float* v) {
+  T element;
+  from_float(*v, element);
+  __stcs(to, element);
+}
+template <typename T>
+__device__ __forceinline__ void store(uint4* to, const float* v) { __stcs(to, pack<T>(v)); }
 
 #if __CUDA_ARCH__ >= 900
 __device__ __forceinline__ unsigned shared_address(const void* p) {
@@ -106,6 +124,12 @@ __device__ __forceinline__ void bulk_load(void* to, const void* from, unsigned b
 }
 #endif
 
+// Elements between an address and the multiple of 16 bytes before it.
+template <typename T>
+__device__ __forceinline__ int ahead_of(const T* p) {
+  return static_cast<int>(reinterpret_cast<unsigned long long>(p) % 16 / sizeof(T));
+}
+
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
   for (int d = 16; d > 0; d /= 2) x += __shfl_xor_sync(0xffffffff, x, d);
@@ -128,14 +152,15 @@ __global__ void __launch_bounds__(32) zero_counter(int* counter) {
   if (threadIdx.x == 0) *counter = 0;
 }
 
-// ROW_THREADS threads have a row, each WORDS words of grad and of x; a tile has EACH rows of each
-// of TEAMS such groups of threads. The ring has DEPTH places, two or more.
-template <typename T, int WORDS, int EACH, int ROW_THREADS, int TEAMS, int DEPTH>
+// ROW_THREADS threads have a row, each WORDS words of grad and of x, of WIDTH elements; a tile has
+// EACH rows of each of TEAMS such groups of threads. The ring has DEPTH places, two or more.
+template <typename T, int WIDTH, int WORDS, int EACH, int ROW_THREADS, int TEAMS, int DEPTH>
 __global__ void __launch_bounds__(ROW_THREADS * TEAMS, 1)
 rows_by_tickets(const T* grad, const T* x, const T* weight, T* dx, float* shares, int* counter,
                 long long grad_stride, long long x_stride, int rows, int columns, float eps) {
 #if __CUDA_ARCH__ >= 900
-  constexpr int WIDTH = 16 / sizeof(T);
+  using Word = typename WordOf<T, WIDTH>::Type;
+  constexpr int QUAD = 16 / sizeof(T);                // elements of 16 bytes
   constexpr int TILE = TEAMS * EACH;                  // rows
   constexpr int WARPS = ROW_THREADS > 32 ? ROW_THREADS / 32 : 1;   // of a row
   extern __shared__ __align__(128) uint4 ring[];
@@ -147,10 +172,36 @@ rows_by_tickets(const T* grad, const T* x, const T* weight, T* dx, float* shares
   const int thread = threadIdx.x % ROW_THREADS, team = threadIdx.x / ROW_THREADS;
   const int words = columns / WIDTH;
   const int tiles = (rows + TILE - 1) / TILE;
-  const int half_place = TILE * words;                // grad, then x
+  // Of a row that begins anywhere there are up to 15 bytes before it and behind it, too.
+  const int row_pitch = WIDTH == QUAD ? columns : (columns / QUAD + 2) * QUAD;
+  const int half_place = TILE * row_pitch;            // elements: grad, then x
   const int first = thread / 32 * (32 * WORDS) + thread % 32;   // its words are 32 apart
   const bool flat = TILE == 1 || grad_stride == columns && x_stride == columns;
+  const int pitch = flat ? columns : row_pitch;       // of rows in a place
 
+  // What a copy of `count` elements takes from beside them lies in other rows or between rows, but
+  // before the first row and behind the last one: `ends` says which of them it has. Elements there
+  // come one by one, before the bulk copies, whose bytes are counted at the same time.
+  auto copy = [&](T* to, const T* from, int count, int ends, unsigned long long* barrier) {
+    int begin = 0, end = count;                       // of the bulk copy
+    if constexpr (WIDTH < QUAD) {
+      const int lead = ahead_of(from);
+      to += lead;
+      begin = -lead;
+      end = (count + lead + QUAD - 1) / QUAD * QUAD - lead;
+      if (ends & 1 && lead > 0) begin = min(QUAD - lead, count);
+      if (ends & 2 && end > count) end = max(end - QUAD, begin);
+      if (barrier == nullptr) {
+#pragma unroll 1
+        for (int c = 0; c < begin; ++c) to[c] = from[c];
+#pragma unroll 1
+        for (int c = end; c < count; ++c) to[c] = from[c];
+      }
+    }
+    const unsigned bytes = sizeof(T) * (end - begin);
+    if (barrier != nullptr && bytes > 0) bulk_load(to + begin, from + begin, bytes, barrier);
+    return bytes;
+  };
   auto fill = [&](int place, int tile) {              // by one thread
     if (tile >= tiles) {
       tile_of[place] = -1;
@@ -160,14 +211,25 @@ rows_by_tickets(const T* grad, const T* x, const T* weight, T* dx, float* shares
     tile_of[place] = tile;
     const long long start = static_cast<long long>(tile) * TILE;
     const int count = TILE == 1 ? 1 : min(TILE, static_cast<int>(rows - start));
-    const unsigned bytes = 16u * words * (flat ? count : 1);
-    barrier_expect(&full[place], 32u * words * count);
-    uint4* to = ring + place * 2 * half_place;
+    const int each = flat ? count : 1;                // rows of a copy
+    T* to = reinterpret_cast<T*>(ring) + place * 2 * half_place;
+    auto copy_all = [&](unsigned long long* barrier) {
+      unsigned bytes = 0;
 #pragma unroll 1
-    for (int r = 0; r < (flat ? 1 : count); ++r, to += words) {
-      bulk_load(to, grad + (start + r) * grad_stride, bytes, &full[place]);
-      bulk_load(to + half_place, x + (start + r) * x_stride, bytes, &full[place]);
-    }
+      for (int r = 0; r < count; r += each) {
+        const int ends = (start + r == 0) + 2 * (start + r + each == rows);
+        const T* of_grad = grad + (start + r) * grad_stride;
+        const T* of_x = x + (start + r) * x_stride;
+        bytes += copy(to + r * pitch, of_grad, each * columns, ends, barrier);
+        bytes += copy(to + half_place + r * pitch, of_x, each * columns, ends, barrier);
+      }
+      return bytes;
+    };
+    if constexpr (WIDTH == QUAD)
+      barrier_expect(&full[place], 2u * sizeof(T) * count * columns);
+    else
+      barrier_expect(&full[place], copy_all(nullptr));
+    copy_all(&full[place]);
   };
 
   if (threadIdx.x == 0) {
@@ -176,13 +238,13 @@ rows_by_tickets(const T* grad, const T* x, const T* weight, T* dx, float* shares
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // bulk copies see the barriers
     for (int place = 0; place < DEPTH; ++place) fill(place, blockIdx.x + place * gridDim.x);
   }
-  uint4 of_weight[WORDS];
+  Word of_weight[WORDS];
   float share[WORDS][WIDTH] = {};
 #pragma unroll
   for (int w = 0; w < WORDS; ++w) {
-    of_weight[w] = make_uint4(0, 0, 0, 0);
+    of_weight[w] = Word();
     if (first + w * 32 < words)
-      of_weight[w] = __ldg(reinterpret_cast<const uint4*>(weight) + first + w * 32);
+      of_weight[w] = __ldg(reinterpret_cast<const Word*>(weight) + first + w * 32);
   }
   const float inverse = 1.0f / columns;
   int ticket = 0;                                     // of the first thread
@@ -196,18 +258,26 @@ rows_by_tickets(const T* grad, const T* x, const T* weight, T* dx, float* shares
     const int tile = tile_of[place];
     if (tile < 0) break;
     barrier_wait(&full[place], parity);
-    const uint4* at = ring + place * 2 * half_place + first;
+    const T* at = reinterpret_cast<const T*>(ring) + place * 2 * half_place;
     const int start = tile * TILE;                    // the tile's first row
-    uint4 of_grad[EACH][WORDS], of_x[EACH][WORDS];
+    Word of_grad[EACH][WORDS], of_x[EACH][WORDS];
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {
       const int row = e * TEAMS + team;
+      int grad_lead = 0, x_lead = 0;
+      if constexpr (WIDTH < QUAD) {
+        const long long copied = flat ? start : start + row;   // first row of its copy
+        grad_lead = ahead_of(grad + copied * grad_stride);
+        x_lead = ahead_of(x + copied * x_stride);
+      }
+      const Word* g = reinterpret_cast<const Word*>(at + row * pitch + grad_lead) + first;
+      const Word* v = reinterpret_cast<const Word*>(at + half_place + row * pitch + x_lead) + first;
 #pragma unroll
       for (int w = 0; w < WORDS; ++w) {
-        of_grad[e][w] = of_x[e][w] = make_uint4(0, 0, 0, 0);
+        of_grad[e][w] = of_x[e][w] = Word();
         if (first + w * 32 < words && (TILE == 1 || start + row < rows)) {
-          of_grad[e][w] = at[row * words + w * 32];
-          of_x[e][w] = at[half_place + row * words + w * 32];
+          of_grad[e][w] = g[w * 32];
+          of_x[e][w] = v[w * 32];
         }
       }
     }
@@ -271,7 +341,7 @@ rows_by_tickets(const T* grad, const T* x, const T* weight, T* dx, float* shares
       const bool inside = TILE == 1 || row < rows;
       const float scale = inside ? inverse_root<T>(sums[e].x * inverse + eps) : 0.0f;
       const float factor = sums[e].y * inverse * scale * scale * scale;
-      uint4* out = reinterpret_cast<uint4*>(dx) + static_cast<long long>(row) * words + first;
+      Word* out = reinterpret_cast<Word*>(dx) + static_cast<long long>(row) * words + first;
 #pragma unroll
       for (int w = 0; w < WORDS; ++w) {
         float g[WIDTH], v[WIDTH], f[WIDTH];
@@ -284,7 +354,7 @@ rows_by_tickets(const T* grad, const T* x, const T* weight, T* dx, float* shares
           share[w][k] += g[k] * v[k];
           g[k] = g[k] * f[k] - v[k] * factor;
         }
-        if (inside && first + w * 32 < words) __stcs(out + w * 32, pack<T>(g));
+        if (inside && first + w * 32 < words) store<T>(out + w * 32, g);
       }
     }
     if (++place == DEPTH) {
@@ -300,9 +370,14 @@ rows_by_tickets(const T* grad, const T* x, const T* weight, T* dx, float* shares
   for (int w = 0; w < WORDS; ++w)
     if (first + w * 32 < words)
 #pragma unroll
-      for (int k = 0; k < WIDTH; k += 4)
-        *reinterpret_cast<float4*>(mine + (first + w * 32) * WIDTH + k) =
-            make_float4(share[w][k], share[w][k + 1], share[w][k + 2], share[w][k + 3]);
+      for (int k = 0; k < WIDTH; k += 4) {
+        float* to = mine + (first + w * 32) * WIDTH + k;
+        if constexpr (WIDTH == 1)
+          *to = share[w][k];
+        else
+          *reinterpret_cast<float4*>(to) =
+              make_float4(share[w][k], share[w][k + 1], share[w][k + 2], share[w][k + 3]);
+      }
   if constexpr (TEAMS > 1) {
     __syncthreads();                                  // all teams' shares are there
     for (int c = threadIdx.x; c < columns; c += ROW_THREADS * TEAMS) {
@@ -413,30 +488,33 @@ def rms_norm_backward(
     dx = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
     dweight = torch.empty(columns, dtype=x.dtype, device=x.device)
     name = TYPES[x.dtype]
-    width = 16 // x.element_size()
-    words = columns // width
+    quad = 16 // x.element_size()  # elements of 16 bytes
     strides = [t.stride(0) if rows > 1 else columns for t in (grad, x)]
     starts = [t.storage_offset() for t in (grad, x, weight)]
-    aligned = all(n % width == 0 for n in (columns, *strides, *starts))
+    aligned = all(n % quad == 0 for n in (columns, *strides, *starts))
     hopper = torch.cuda.get_device_capability(x.device)[0] >= 9
     sms = torch.cuda.get_device_properties(x.device).multi_processor_count
 
-    tickets = hopper and aligned and words <= 2048
+    width = quad if aligned else 1  # elements that a thread takes at once
+    words = columns // width
+    tickets = hopper and columns <= 2048 * quad and words <= 8192
     if tickets:
-        most = max(WORDS, triton.cdiv(words, 512))  # words of a thread; 512 have 128 registers each
+        most = WORDS if aligned else 4 * WORDS  # words of a thread
+        most = max(most, triton.cdiv(words, 512))  # 512 threads have 128 registers each
         if words <= 32:
             row_threads, each = triton.next_power_of_2(words), most
         else:
             row_threads = 32 * triton.cdiv(words, 32 * most)
             each = most // triton.cdiv(words, row_threads)
         teams = max(THREADS // row_threads, 1)
-        place = 2 * teams * each * words * 16  # bytes
+        place = 2 * teams * each * (columns // quad + (0 if aligned else 2)) * 16  # bytes
         depth = max(RING_KIB * 1024 // place, 2)
         blocks = min(triton.cdiv(rows, teams * each), sms)
         counter = torch.empty(1, dtype=torch.int32, device=x.device)
         cuda_kernel("zero_counter", SOURCE).launch((1,), (32,), counter)
         shares = torch.empty((blocks, columns), dtype=torch.float32, device=x.device)
-        shape = f"{triton.cdiv(words, row_threads)}, {each}, {row_threads}, {teams}, {depth}"
+        of_thread = triton.cdiv(words, row_threads)
+        shape = f"{width}, {of_thread}, {each}, {row_threads}, {teams}, {depth}"
         kernel = cuda_kernel(f"rows_by_tickets<{name}, {shape}>", SOURCE)
         kernel.launch(
             (blocks,),
@@ -459,7 +537,7 @@ def rms_norm_backward(
         shares = torch.empty((blocks, columns), dtype=torch.float32, device=x.device)
         kernel = cuda_kernel(f"rows_read_twice<{name}, 256>", SOURCE)
         kernel.launch((blocks,), (256,), grad, x, weight, dx, shares, *strides, rows, columns, eps)
-    wide = 4 if aligned else 1
+    wide = 1 if columns % 4 else 4
     last = cuda_kernel(f"sum_of_shares<{name}, {wide}>", SOURCE)
     grid = (triton.cdiv(columns, 8 * wide),)
     last.launch(grid, (256,), shares, dweight, blocks, columns, pdl=tickets)
