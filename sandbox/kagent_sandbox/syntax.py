@@ -7,6 +7,7 @@ import os
 import re
 import threading
 import unicodedata
+from collections.abc import Sequence
 
 from kagent_sandbox.runtime.text import printable
 
@@ -76,6 +77,19 @@ def parse_expression(source: str) -> ast.expr:
     """
     with _lock:
         return ast.parse(source, mode="eval").body
+
+
+def without_texts(body: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """Statements without docstrings and other texts that nothing reads."""
+    return [
+        s
+        for s in body
+        if not (
+            isinstance(s, ast.Expr)
+            and isinstance(s.value, ast.Constant)
+            and isinstance(s.value.value, str)
+        )
+    ]
 
 
 def _new_lock() -> None:

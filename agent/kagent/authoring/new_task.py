@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from kagent_sandbox.data.calibration import FILE as CALIBRATION
 from kagent_sandbox.data.calibration import Calibration, KindCalibration, write_calibration
 from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.task import Task, load_task
@@ -95,7 +96,7 @@ def make_task(
             can, and that are not small.
         seeds: Whether seeds are derived, too (`write_seeds`).
         force: Whether files of a folder that is there are replaced, once the new ones are made.
-            Its other files stay.
+            Its other files stay, but for calibration.json, which is of the task as it was.
         say: Is told what is being done.
 
     Raises:
@@ -106,7 +107,12 @@ def make_task(
     if force and folder.is_dir():
         with tempfile.TemporaryDirectory(prefix=".kagent-", dir=folder.parent) as name:
             fresh = Path(name) / folder.resolve().name
-            made = make_task(operation, fresh, vary=vary, seeds=seeds, say=say)
+            try:
+                made = make_task(operation, fresh, vary=vary, seeds=seeds, say=say)
+            except TaskError as e:
+                text = str(e).replace(str(fresh), str(folder))
+                raise TaskError(f"{text}; the folder is as it was") from e
+            (folder / CALIBRATION).unlink(missing_ok=True)  # of the task as it was
             for file in (p for p in fresh.iterdir() if p.is_file()):
                 file.replace(folder / file.name)
         derived = tuple(

@@ -12,7 +12,7 @@ from kagent_sandbox.data.task import Task
 from kagent_sandbox.errors import TaskError
 from kagent_sandbox.syntax import parse
 
-from kagent.export.definitions import needed_definitions
+from kagent.search.definitions import needed_definitions
 
 _HELPERS = "kagent_sandbox.draws"  # found without an import: it needs torch, and this does not
 

@@ -9,7 +9,9 @@ import re
 from collections.abc import Iterable, Iterator
 
 from kagent_sandbox.data.task import Task
-from kagent_sandbox.syntax import parse
+from kagent_sandbox.syntax import without_texts
+
+from kagent.search.definitions import needed_definitions
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 REFERENCE = "reference"
@@ -23,7 +25,7 @@ def operation_of(task: Task) -> str:
     Tasks with equal hashes are the same operation: a kernel of one can be a kernel of the other.
     """
     source = (task.folder / "reference.py").read_text(encoding="utf-8")
-    return _hash([form_of(task), *_used(parse(source))])
+    return _hash([form_of(task), *_computation(source)])
 
 
 def form_of(task: Task) -> str:
@@ -50,37 +52,15 @@ def form_of(task: Task) -> str:
     return _hash([json.dumps([arguments, results, task.matrix])])
 
 
-def _used(tree: ast.Module) -> Iterator[str]:
+def _computation(source: str) -> Iterator[str]:
     """Dumps of the top-level statements that the reference needs, in the file's order."""
-    bound = {name: s for s in tree.body for name in _bound(s)}
-    wanted, found = [REFERENCE], set[str]()
-    while wanted:
-        name = wanted.pop()
-        if name in found or name not in bound:
-            continue
-        found.add(name)
-        wanted += [n.id for n in ast.walk(bound[name]) if isinstance(n, ast.Name)]
-    for statement in tree.body:
-        if not found.isdisjoint(_bound(statement)):
-            yield ast.dump(_without_docstring(statement))
-
-
-def _bound(statement: ast.stmt) -> Iterable[str]:
-    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
-        return [statement.name]
-    if isinstance(statement, ast.Assign):
-        return [t.id for t in statement.targets if isinstance(t, ast.Name)]
-    if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-        return [statement.target.id]
-    return []
-
-
-def _without_docstring(statement: ast.stmt) -> ast.stmt:
-    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
-        first = statement.body[0]
-        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
-            statement.body = statement.body[1:] or [ast.Pass()]
-    return statement
+    for statement in needed_definitions(source, [REFERENCE]).statements:
+        if isinstance(statement, ast.Import) and not any(a.asname for a in statement.names):
+            continue  # the names that are used say as much
+        for node in ast.walk(statement):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                node.body = without_texts(node.body)
+        yield ast.dump(statement)
 
 
 def _hash(parts: Iterable[str]) -> str:

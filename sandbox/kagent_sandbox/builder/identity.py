@@ -16,7 +16,7 @@ import hashlib
 import re
 from collections.abc import Iterator
 
-from kagent_sandbox.syntax import parse
+from kagent_sandbox.syntax import parse, without_texts
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _READS_NAMES = frozenset(
@@ -62,7 +62,7 @@ def tree_hash(source: str) -> str:
     pieces = set(_pieces(tree))
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            node.body = [s for s in node.body if not _is_text(s)]
+            node.body = without_texts(node.body)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in pieces:
             node.value = _kernel_source(node.value)
     if not used & _READS_NAMES:
@@ -93,14 +93,6 @@ def _pieces(tree: ast.AST) -> Iterator[ast.AST]:
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             inside = (node.func.value, *node.args)  # SOURCE.replace(a, b), "".join(parts)
             yield from (n for part in inside for n in ast.walk(part) if isinstance(n, ast.Constant))
-
-
-def _is_text(statement: ast.stmt) -> bool:
-    return (
-        isinstance(statement, ast.Expr)
-        and isinstance(statement.value, ast.Constant)
-        and isinstance(statement.value.value, str)
-    )
 
 
 # -- names of local variables --------------------------------------------------------------------

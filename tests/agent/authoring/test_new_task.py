@@ -20,9 +20,10 @@ from kagent.authoring.tracing.drawing import drawn_by, observed, recorded
 from kagent.authoring.tracing.operation import make_operation
 from kagent.authoring.tracing.trace import trace
 from kagent.cli.new import made_text
+from kagent_sandbox.data.calibration import Calibration, KindCalibration, write_calibration
 from kagent_sandbox.data.case import Case
 from kagent_sandbox.data.task import load_task
-from kagent_sandbox.errors import UserError
+from kagent_sandbox.errors import TaskError, UserError
 from torch import nn
 from torch.nn import functional as F
 from traced_functions import RMSNorm, every_axis, traced, written
@@ -63,6 +64,27 @@ def test_a_module_becomes_a_sound_task(tmp_path, in_process):
     assert {c.inputs for c in task.cpu.check} >= {"normal", "mixed", "spiked"}
     with pytest.raises(UserError, match="it is there already"):
         make_task(operation, tmp_path / "t")
+
+
+def test_another_operation_takes_the_place_of_a_calibrated_one(tmp_path, in_process, monkeypatch):
+    folder = tmp_path / "t"
+    make_task(make_operation(RMSNorm, torch.randn(96, 64)), folder, seeds=False)
+    known = KindCalibration(load_task(folder).digest, "", "", "", 0, (), {}, {})
+    write_calibration(folder, Calibration({"cpu": known}))
+    (folder / "mine.py").write_text("")
+    other = make_operation(nn.SiLU, torch.randn(96, 64))
+    made = make_task(other, folder, seeds=False, force=True)
+    assert made.task.signature == "si_lu(input: Tensor[M, N]) -> Tensor[M, N]"
+    assert made.task.calibration is None and (folder / "mine.py").exists()
+
+    def faulty(folder, **_):
+        raise TaskError(f"{folder.folder / 'reference.py'}: wrong")
+
+    monkeypatch.setattr(new_task, "check_kinds", faulty)
+    before = (folder / "task.toml").read_bytes()
+    with pytest.raises(TaskError, match=r"t/reference\.py: wrong; the folder is as it was") as error:
+        make_task(other, folder, seeds=False, force=True)
+    assert ".kagent-" not in str(error.value) and (folder / "task.toml").read_bytes() == before
 
 
 def upper_product(a, b):

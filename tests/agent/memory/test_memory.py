@@ -161,6 +161,27 @@ def test_the_same_operation_is_known_by_its_reference_and_form(tmp_path):
     assert "def other(x)" in recall.recall(wanted(sizes), tmp_path / "none")[1][0]
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("TIMES, PLUS = 2.0, 0.0", "TIMES, PLUS = 3.0, 0.0"),
+        ("from math import e as TIMES", "from math import pi as TIMES"),
+        ("import math as TIMES", "import cmath as TIMES"),
+    ],
+)
+def test_operations_with_other_constants_and_imports_differ(tmp_path, one, other):
+    def task(name, head):
+        return related_task(
+            tmp_path,
+            name,
+            reference=lambda t: f"{head}\n{t}".replace("2 * x.double()", "TIMES * x.double()"),
+        )
+
+    texts = ("a", one), ("b", other), ("c", f"import sys\n{one}")
+    first, second, third = (operation_of(task(name, head)) for name, head in texts)
+    assert first == third != second
+
+
 def test_the_nearest_come_first_and_nothing_comes_twice(tmp_path):
     task = toy_task(tmp_path / "task")
     here, there = {"device": "this one"}, {"device": "that one"}

@@ -13,7 +13,6 @@ import itertools
 import math
 import re
 import sys
-import tempfile
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -141,13 +140,7 @@ def _import_step(problem: _Problem, target: Path) -> Path:
     path = problem.folder / "reference.py"
     names = _executed(path, problem.source)
     operation = step_of_run(path, names, problem.step_sizes, target.name)
-    if not target.exists():
-        return make_task(operation, target, seeds=False).folder
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as place:
-        made = make_task(operation, Path(place) / target.name, seeds=False).folder
-        for file in made.iterdir():
-            file.replace(target / file.name)
-    return target
+    return make_task(operation, target, seeds=False, force=True).folder
 
 
 # -- reading and running --------------------------------------------------------------------------

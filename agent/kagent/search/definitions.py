@@ -14,11 +14,13 @@ class Needed:
     """Statements of a module, in its order, and imports apart.
 
     Attributes:
+        statements: All of them.
         imports: Whole statements, each in a line.
         code: The others, as they stand in the module, two empty lines between them.
         names: Names that they bind.
     """
 
+    statements: list[ast.stmt]
     imports: list[str]
     code: str
     names: set[str]
@@ -33,17 +35,16 @@ def needed_definitions(source: str, wanted: Iterable[str]) -> Needed:
     """
     lines = source.splitlines(keepends=True)
     statements = [n for n in parse(source).body if not isinstance(n, ast.If)]
-    waiting, needed = list(wanted), set()
+    waiting, found = list(wanted), set()
     while waiting:
         name = waiting.pop()
         for node in statements:
-            if node not in needed and name in defined_names(node):
-                needed.add(node)
+            if node not in found and name in defined_names(node):
+                found.add(node)
                 waiting += [n.id for n in ast.walk(node) if isinstance(n, ast.Name)]
+    needed = [node for node in statements if node in found]
     imports, code, names = [], [], set[str]()
-    for node in statements:
-        if node not in needed:
-            continue
+    for node in needed:
         if isinstance(node, ast.Import | ast.ImportFrom):
             imports.append(ast.unparse(node))
             continue
@@ -52,7 +53,7 @@ def needed_definitions(source: str, wanted: Iterable[str]) -> Needed:
         first = min([node.lineno, *(d.lineno for d in decorated)])
         text = "".join(lines[first - 1 : node.end_lineno])
         code.append(text.rstrip("\n"))
-    return Needed(imports, "\n\n\n".join(code), names)
+    return Needed(needed, imports, "\n\n\n".join(code), names)
 
 
 def defined_names(node: ast.stmt) -> Iterator[str]:
