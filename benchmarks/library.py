@@ -55,8 +55,8 @@ from kagent.tasks import task_names
 from kagent.text import interval_text
 from kagent_sandbox.cache import cache_folder
 from kagent_sandbox.data.records import from_json
-from kagent_sandbox.device.cpu.facts import usable_cores
 from kagent_sandbox.errors import KagentError
+from kagent_sandbox.process.cores import usable_cores
 from limited import Ended, Running
 
 STAGES = ("evolve", "export", "tests", "sanitize", "bench", "certify")

@@ -32,6 +32,7 @@ from kagent_sandbox.errors import (
     UserError,
 )
 from kagent_sandbox.judge.client import JudgeClient
+from kagent_sandbox.process.cores import usable_cores
 from kagent_sandbox.process.isolation_probe import probe
 from kagent_sandbox.process.temporary_space import free_bytes
 
@@ -106,6 +107,7 @@ def entry(x):
 _CUDA = '''
 import torch
 from kagent_sandbox.lang import cuda_kernel
+from kagent_sandbox.process.cores import usable_cores
 SOURCE = r"""
 #include <cuda_bf16.h>
 extern "C" __global__ void twice(const float* x, float* y, int n) {
@@ -144,7 +146,7 @@ def examine(say: Callable[[str], None], **flags: object) -> list[Finding]:
         flags: Options that were given, for `load_config`.
     """
     found = [
-        Finding(Level.OK, "system", f"{platform.platform()}, {_cores()} cores"),
+        Finding(Level.OK, "system", f"{platform.platform()}, {usable_cores()} cores"),
         Finding(Level.OK, "Python", f"{platform.python_version()} ({sys.executable})"),
         _versions(),
         _gcc(),
@@ -160,10 +162,6 @@ def examine(say: Callable[[str], None], **flags: object) -> list[Finding]:
     say("models")
     found += _models(flags)
     return found
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 def _versions() -> Finding:

@@ -76,7 +76,7 @@ def import_(
 ) -> None:
     """Make the tasks of a suite, without a GPU. `suite run --resume` goes on with the searches."""
     from kagent_sandbox.data.kind import Kind
-    from kagent_sandbox.device.cpu.facts import usable_cores
+    from kagent_sandbox.process.cores import usable_cores
 
     from kagent.suite.problems import Problem
     from kagent.suite.record import Suite, read_record

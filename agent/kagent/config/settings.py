@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import pydantic
 from kagent_sandbox.data.language import ANY
 from kagent_sandbox.errors import UserError
+from kagent_sandbox.process.cores import usable_cores
 from pydantic import Field, PrivateAttr, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
@@ -59,11 +60,6 @@ NO_MODEL = (
     "set a model: --model NAME, KAGENT_MODEL, or model in kagent.toml, with KAGENT_BASE_URL and "
     "KAGENT_API_KEY for its address and key"
 )
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def _default_proposer(data: dict[str, Any]) -> str:
@@ -136,7 +132,7 @@ class Config(BaseSettings):
     )
     prompts: Path | None = Field(None, description="folder of prompt templates and cards to use")
     seed: int = Field(0, description="seed of all random decisions")
-    jobs: int = Field(default_factory=cores, ge=1, description="builds at once")
+    jobs: int = Field(default_factory=usable_cores, ge=1, description="builds at once")
     on: On = Field("local", description="where: local, ray, or ray://HOST[:PORT]")
     accelerator: str | None = Field(
         None, description="type of a cluster's GPU to judge on, as Ray labels it: H100; cpu: none"

@@ -24,10 +24,10 @@ from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.race import BEST_OF_TORCH, EAGER, Race, RaceCase
 from kagent_sandbox.data.task import Task, draw_hidden
 from kagent_sandbox.data.verdict import CaseTiming, Comparison, Rejected, SpeedVerdict
-from kagent_sandbox.device.cpu.facts import usable_cores
 from kagent_sandbox.device.table import device_for, find_device
 from kagent_sandbox.judge.client import JudgeClient
 from kagent_sandbox.judge.timing.metrics import choice_for
+from kagent_sandbox.process.cores import usable_cores
 from kagent_sandbox.process.device_lock import DeviceLock
 from kagent_sandbox.replay.replayer import Replayer
 from kagent_sandbox.runtime.source import Source

@@ -29,7 +29,6 @@ from kagent_sandbox.runtime.cpp import DEFAULT_OPTIONS, compile_cpp
 from kagent_sandbox.runtime.text import printable
 from kagent_sandbox.syntax import parse
 
-from kagent.search.definitions import defined_names, needed_definitions
 from kagent.export.dispatch_table import gain, least, task_of
 from kagent.export.generic import template_values
 from kagent.export.import_rewrite import JUDGED, kagent_imports
@@ -42,6 +41,7 @@ from kagent.export.record import (
     RegionRecord,
 )
 from kagent.export.templating import figure, python, render
+from kagent.search.definitions import defined_names, needed_definitions
 from kagent.search.tunables import read_tunables
 
 _CTYPES = {

@@ -13,10 +13,11 @@ from kagent_sandbox.device.detect import gpu_count
 from kagent_sandbox.device.table import available, device_for, find_device
 from kagent_sandbox.errors import UserError
 from kagent_sandbox.judge.client import JudgeClient
+from kagent_sandbox.process.cores import usable_cores
 from kagent_sandbox.process.isolation_probe import probe
 from kagent_sandbox.process.temporary_space import temporary_space
 
-from kagent.config.settings import Config, cores
+from kagent.config.settings import Config
 from kagent.fleet.ray_fleet import RayFleet
 from kagent.fleet.station import Fleet, Say, Station, open_judges
 
@@ -65,7 +66,7 @@ class LocalFleet:
     ) -> Iterator[Station]:
         """As `Fleet` has it."""
         self.require_seats(kind, judges)
-        device, jobs = device_for(kind), jobs or cores()
+        device, jobs = device_for(kind), jobs or usable_cores()
         with contextlib.ExitStack() as opened:
             builder = opened.enter_context(Builder(jobs, on_wait=say))
             judge, *others = open_judges(

@@ -20,9 +20,9 @@ from typing import Any
 from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.task import Task
 from kagent_sandbox.data.verdict import Rejected
-from kagent_sandbox.device.cpu.facts import usable_cores
 from kagent_sandbox.device.detect import VISIBLE
 from kagent_sandbox.errors import KagentError, MachineError, TaskError, UserError
+from kagent_sandbox.process.cores import usable_cores
 from kagent_sandbox.runtime.text import printable
 
 from kagent.config.devices import kind_of_device

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import signal
 import threading
 import time
@@ -48,6 +47,7 @@ from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.errors import ChildDied, MachineError, ToolchainError
 from kagent_sandbox.process.channel import ChannelClosed, ChannelError, ChannelTimeout, Message
 from kagent_sandbox.process.child_handle import LOSSES
+from kagent_sandbox.process.cores import usable_cores
 from kagent_sandbox.process.device_lock import CPU, DeviceLock
 from kagent_sandbox.process.forkserver import ChildHandle, Exit, ForkServer, Isolation
 from kagent_sandbox.process.temporary_space import free_bytes, require_room
@@ -214,7 +214,7 @@ class Builder:
         ):
             with self._lock:
                 self._active += 1
-                forks = max(1, len(os.sched_getaffinity(0)) // self._active)
+                forks = max(1, usable_cores() // self._active)
             try:
                 answers = _Answers(request, child, tree, min(forks, _MAX_FORKS))
                 found = answers.collect()

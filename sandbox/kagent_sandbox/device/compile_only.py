@@ -10,8 +10,8 @@ from unittest import mock
 import torch
 
 from kagent_sandbox.device.baseline_calls import BaselineCall, make_call
-from kagent_sandbox.device.cpu.facts import usable_cores
 from kagent_sandbox.device.variants import refusing_lacks, timing_slow_ones_once
+from kagent_sandbox.process.cores import usable_cores
 
 Alone = Callable[[], contextlib.AbstractContextManager[None]]
 """Makes a context in which nobody else uses the device. Entering it may take minutes."""

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
 
-from kagent_sandbox.device.cpu.facts import usable_cores
+from kagent_sandbox.process.cores import usable_cores
 
 
 @contextlib.contextmanager

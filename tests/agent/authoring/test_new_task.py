@@ -75,16 +75,18 @@ def test_another_operation_takes_the_place_of_a_calibrated_one(tmp_path, in_proc
     other = make_operation(nn.SiLU, torch.randn(96, 64))
     made = make_task(other, folder, seeds=False, force=True)
     assert made.task.signature == "si_lu(input: Tensor[M, N]) -> Tensor[M, N]"
-    assert made.task.calibration is None and (folder / "mine.py").exists()
+    assert made.task.calibration is None
+    assert (folder / "mine.py").exists()
 
     def faulty(folder, **_):
         raise TaskError(f"{folder.folder / 'reference.py'}: wrong")
 
     monkeypatch.setattr(new_task, "check_kinds", faulty)
     before = (folder / "task.toml").read_bytes()
-    with pytest.raises(TaskError, match=r"t/reference\.py: wrong; the folder is as it was") as error:
+    with pytest.raises(TaskError) as error:
         make_task(other, folder, seeds=False, force=True)
-    assert ".kagent-" not in str(error.value) and (folder / "task.toml").read_bytes() == before
+    assert str(error.value) == f"{folder / 'reference.py'}: wrong; the folder is as it was"
+    assert (folder / "task.toml").read_bytes() == before
 
 
 def upper_product(a, b):

@@ -17,13 +17,13 @@ from kagent_sandbox.data.task import draw_hidden
 from kagent_sandbox.device import compiler_cache
 from kagent_sandbox.device.baseline_calls import BaselineCall, ReadyBaseline
 from kagent_sandbox.device.compile_only import GO_ON, TIME, WAITS
-from kagent_sandbox.device.cpu.facts import usable_cores
 from kagent_sandbox.device.cuda import race_processes as gpu_race
 from kagent_sandbox.device.cuda.race_baselines import GpuRaceBaselines
 from kagent_sandbox.device.cuda.race_processes import RaceProcesses
 from kagent_sandbox.device.cuda.traits import TRAITS
 from kagent_sandbox.errors import DeviceError
 from kagent_sandbox.judge.timing.race_baselines import RaceBaselines
+from kagent_sandbox.process.cores import usable_cores
 
 pytestmark = pytest.mark.usefixtures("warm_processes", "few_compiled")
 
@@ -419,7 +419,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 from kagent_sandbox.device import compiler_cache
-from kagent_sandbox.device.cpu.facts import usable_cores
+from kagent_sandbox.process.cores import usable_cores
 folder = Path(sys.argv[1])
 compiler_cache.use(folder)
 import torch

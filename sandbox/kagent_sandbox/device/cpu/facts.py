@@ -12,6 +12,7 @@ from pathlib import Path
 
 from kagent_sandbox.data.device import DeviceFacts
 from kagent_sandbox.importing import import_file
+from kagent_sandbox.process.cores import usable_cores
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -34,16 +35,6 @@ def cpu_facts() -> DeviceFacts:
         units=units,
         theoretical_gb_per_s=0.0,
     )
-
-
-def usable_cores() -> int:
-    """Cores that this process may use: its affinity, and the quota of its control group."""
-    cores = len(os.sched_getaffinity(0))
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return cores
-    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
 
 
 def _model() -> tuple[str, str]:

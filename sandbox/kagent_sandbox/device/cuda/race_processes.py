@@ -11,11 +11,11 @@ from pathlib import Path
 from kagent_sandbox.data.records import to_json
 from kagent_sandbox.device.baseline_calls import BaselineCall
 from kagent_sandbox.device.compile_only import GO_ON, TIME, WAITS
-from kagent_sandbox.device.cpu.facts import usable_cores
 from kagent_sandbox.device.cuda.launcher import Connection
 from kagent_sandbox.device.cuda.launcher_pool import START_LIMIT_S
 from kagent_sandbox.errors import DeviceError
 from kagent_sandbox.process.channel import MAX_MESSAGE_BYTES
+from kagent_sandbox.process.cores import usable_cores
 from kagent_sandbox.process.device_lock import Mode
 from kagent_sandbox.process.forkserver import ForkServer
 
