@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 
 from kagent_sandbox.data.compiled import Loop, Remark, loop_text
+from kagent_sandbox.data.verdict import CaseTiming
 
 _BUILTIN = {"f": "float", "d": "double", "i": "int", "j": "unsigned", "l": "long", "m": "size_t"}
 
@@ -26,9 +28,29 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}{'es' if noun.endswith(('ch', 's', 'x')) else 's'}"
 
 
+def range_text(low: float, high: float) -> str:
+    """An interval of a ratio: '1.003–1.036'."""
+    return f"{low:.3f}–{high:.3f}"
+
+
 def interval_text(ratio: float, low: float, high: float) -> str:
     """A measured ratio with its interval: '1.019× (95 %: 1.003–1.036)'."""
-    return f"{ratio:.3f}× (95 %: {low:.3f}–{high:.3f})"
+    return f"{ratio:.3f}× (95 %: {range_text(low, high)})"
+
+
+def ms_text(us: float) -> str:
+    """A kernel's time, without its unit: 12.34 µs -> '0.0123'."""
+    return f"{us / 1e3:.4f}"
+
+
+def rate_text(timing: CaseTiming, *, matrix: bool) -> str:
+    """A kernel's rate, without its unit: TFLOP/s of a matrix product, else GB/s."""
+    return f"{timing.tflop_per_s:.1f}" if matrix else f"{timing.gb_per_s:.0f}"
+
+
+def local_time() -> str:
+    """The time now, local, ISO 8601: '2026-11-29T18:00:00+0000'."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
 
 
 def config_text(config: Mapping[str, object]) -> str:

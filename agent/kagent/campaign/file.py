@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from kagent.runs.files import read_regular
 from kagent.suite.problems import Form, Problem, find_problems
 from kagent.suite.record import Settings
 from kagent.tasks import find_task
+from kagent.text import local_time
 
 BUDGET = 50
 OWN = (
@@ -165,7 +165,7 @@ def plan(sources: Sequence[str], asked: CampaignFile, on: str = LOCAL) -> Campai
         settings=Settings(budget, settings.lang, settings.proposer, settings.model, asked.max_time),
         problems=tuple(problems),
         version=resources.version(),
-        started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        started=local_time(),
         devices=devices,
         seeds=seeds,
         max_cost=asked.max_cost,

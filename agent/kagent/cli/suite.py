@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +31,7 @@ from kagent.cli.app import (
     status,
 )
 from kagent.config.settings import load_config
+from kagent.text import local_time
 
 if TYPE_CHECKING:
     from kagent_sandbox.data.kind import Kind
@@ -343,7 +343,7 @@ def _new(sources: tuple[str, ...], given: Mapping[str, object], kind: Kind | Non
         kind=kind or kind_here(config, "these problems"),
         problems=tuple(find_problems(sources)),
         version=resources.version(),
-        started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        started=local_time(),
     )
 
 

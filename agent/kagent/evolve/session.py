@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +53,7 @@ from kagent.runs.profiles import stored_profiles
 from kagent.runs.store import RunStore
 from kagent.search.tuner import Tuner
 from kagent.tasks import find_task, refusal_of, seeds_of, ships_with_kagent
+from kagent.text import local_time
 
 
 @dataclass(frozen=True)
@@ -322,7 +322,7 @@ def new_manifest(
         in_flight=max_in_flight(config),
         configs=config.configs,
         environment=environment,
-        started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        started=local_time(),
         version=resources.version(),
         id=secrets.token_hex(8),
     )

@@ -23,7 +23,7 @@ from kagent.export.record import (
     Timing,
 )
 from kagent.export.templating import code, figure, listed, render, words
-from kagent.text import interval_text
+from kagent.text import interval_text, range_text
 
 _BASELINES_OF_TORCH = ("eager", "compile")  # and modes of torch.compile, which begin like it
 
@@ -128,7 +128,7 @@ def shape_text(dtype: str, dims: Mapping[str, Value]) -> str:
 def ratio_text(torch: Timing, kernel: Timing) -> str:
     """Format the speed-up over torch, and the range between the ends of both intervals."""
     middle, low, high = ratio(torch, kernel)
-    return f"{middle:.3f} ({low:.3f}–{high:.3f})"
+    return f"{middle:.3f} ({range_text(low, high)})"
 
 
 def ratio(torch: Timing, kernel: Timing) -> tuple[float, float, float]:

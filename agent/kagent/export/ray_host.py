@@ -15,6 +15,7 @@ from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.records import from_json, to_json
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.errors import ChildDied, KagentError, MachineError
+from kagent_sandbox.judge.protocol import error_answer
 from kagent_sandbox.process.process_tree import kill_all
 from kagent_sandbox.replay.library_tests import Ran
 
@@ -26,7 +27,7 @@ from kagent.fleet.fleet import fleet_of
 from kagent.fleet.ray_calls import alive, answer_of, end_workers, result_of
 from kagent.fleet.ray_cluster import connect, nodes
 from kagent.fleet.ray_fleet import judge_options
-from kagent.fleet.worker import Answer, Worker, error_answer, task_files, task_folder
+from kagent.fleet.worker import Answer, Worker, task_files, task_folder
 
 _WHAT = "the measurement"
 

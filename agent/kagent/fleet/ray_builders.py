@@ -16,7 +16,7 @@ from kagent_sandbox.data.records import from_json, to_json
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.errors import ChildDied, MachineError
 from kagent_sandbox.judge.packing import Header, unpack_unread
-from kagent_sandbox.judge.protocol import ERRORS
+from kagent_sandbox.judge.protocol import raise_error
 
 from kagent.fleet.ray_calls import LONGER, LOOK_S, alive, require_open
 from kagent.fleet.worker import BuiltWords
@@ -155,8 +155,7 @@ def read_built(answer: Mapping[str, Any]) -> Built | Rejected:
     Raises:
         KagentError: What the worker answered.
     """
-    if "error" in answer:
-        raise ERRORS[answer["error"]](answer["text"])
+    raise_error(answer)
     if "rejected" in answer:
         return from_json(Rejected, answer["rejected"])
     words = from_json(BuiltWords, answer["words"])

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from kagent_sandbox.errors import ChildDied, MachineError
-from kagent_sandbox.judge.protocol import ERRORS
+from kagent_sandbox.judge.protocol import raise_error
 
 from kagent.fleet.station import Say
 
@@ -135,8 +135,7 @@ def result_of(answer: Mapping[str, Any]) -> Any:
     Raises:
         KagentError: The error that is there instead.
     """
-    if "error" in answer:
-        raise ERRORS[answer["error"]](answer["text"])
+    raise_error(answer)
     return answer["ok"]
 
 

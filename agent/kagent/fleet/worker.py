@@ -30,7 +30,7 @@ from kagent_sandbox.data.task import Task
 from kagent_sandbox.errors import KagentError
 from kagent_sandbox.judge.judge_process import JudgeProcess
 from kagent_sandbox.judge.packing import pack
-from kagent_sandbox.judge.protocol import ERRORS
+from kagent_sandbox.judge.protocol import error_answer
 from kagent_sandbox.process.isolation_probe import probe
 
 from kagent import resources
@@ -222,9 +222,3 @@ def task_folder(files: Mapping[str, bytes]) -> Path:
             made.write_bytes(data)
             made.replace(path)
     return folder
-
-
-def error_answer(error: KagentError) -> Answer:
-    """An error, as an answer."""
-    names = [c.__name__ for c in type(error).__mro__ if c.__name__ in ERRORS]
-    return {"error": names[0], "text": str(error)}

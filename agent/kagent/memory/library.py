@@ -73,6 +73,9 @@ def known(say: Callable[[str], None] = lambda _: None) -> list[Remembered]:
 def of_task(runs: Path, task: Task, beside: Iterable[Remembered]) -> list[Remembered]:
     """Records of a task's runs in a folder of runs, without those in `beside` and those
     forgotten. Damaged runs are left out.
+
+    Raises:
+        UserError: See `forgotten`.
     """
     without = {r.run for r in beside} | forgotten()
     found = []
@@ -88,11 +91,21 @@ def of_task(runs: Path, task: Task, beside: Iterable[Remembered]) -> list[Rememb
 
 
 def forgotten() -> set[str]:
-    """Ids of runs that are not to be used."""
+    """Ids of runs that are not to be used.
+
+    Raises:
+        UserError: The list of them is there and cannot be read: to go on would use them again.
+    """
+    path = memory_folder() / "forgotten"
     try:
-        text = read_regular(memory_folder() / "forgotten", MOST_BYTES).decode()
-    except (OSError, ValueError, UserError):
+        text = read_regular(path, MOST_BYTES).decode()
+    except FileNotFoundError:
         return set()
+    except (OSError, ValueError) as e:
+        raise UserError(
+            f"{path}: cannot be read ({e}), and lists the runs that are not to be used: mend it, "
+            "or remove it to have them used again"
+        ) from None
     return {line for line in text.split() if _ID.fullmatch(line)}
 
 
@@ -104,6 +117,7 @@ def forget(run: str) -> None:
 
     Raises:
         RunError: The library cannot be written.
+        UserError: See `forgotten`.
     """
     place = memory_folder()
     with clear_errors(place):

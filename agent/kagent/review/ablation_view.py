@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from kagent.review.ablate import CONTROL, Ablation, Contribution
-from kagent.text import short
+from kagent.text import range_text, short
 from kagent.ui.table import Column, TextTable
 from kagent.ui.tables import VERDICT_STYLES
 
@@ -29,7 +29,7 @@ def ablation_view(ablation: Ablation, name: str) -> RenderableType:
         table.add_row(
             short(c.label, MOST_LABEL),
             worth_text(c),
-            f"{c.low:.3f}–{c.high:.3f}" if c.low is not None and c.high is not None else "–",
+            range_text(c.low, c.high) if c.low is not None and c.high is not None else "–",
             how(c),
         )
     notes = [

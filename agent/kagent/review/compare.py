@@ -20,7 +20,7 @@ from kagent.runs.history import History
 from kagent.runs.lineage import Candidate, Lineage, roofline_share
 from kagent.runs.manifest import list_runs
 from kagent.runs.store import read_history
-from kagent.text import human_bytes, interval_text, kernel_label
+from kagent.text import human_bytes, interval_text, kernel_label, ms_text, range_text, rate_text
 from kagent.ui.candidate_view import source_diff, styled_diff
 from kagent.ui.live import speed_text
 from kagent.ui.table import Column, TextTable
@@ -147,12 +147,12 @@ def _race_table(
         t = case.candidates[str(after.id)]
         table.add_row(
             case_shape(case),
-            f"{case.candidates[str(before.id)].kernel_us / 1e3:.4f}",
-            f"{t.kernel_us / 1e3:.4f}",
-            f"{t.tflop_per_s:.1f}" if matrix else f"{t.gb_per_s:.0f}",
+            ms_text(case.candidates[str(before.id)].kernel_us),
+            ms_text(t.kernel_us),
+            rate_text(t, matrix=matrix),
             f"{t.roofline_share:.0%}",
             ratio_text(ratio),
-            f"{ratio.low:.3f}–{ratio.high:.3f}",
+            range_text(ratio.low, ratio.high),
             verdict_text(ratio.verdict),
         )
     return table

@@ -28,7 +28,7 @@ from kagent.review.summary import TONES, winner_of
 from kagent.runs.final_race import FinalRace
 from kagent.runs.history import History
 from kagent.runs.lineage import Lineage
-from kagent.text import human_bytes, short
+from kagent.text import human_bytes, range_text, short
 from kagent.ui.live import first_line
 from kagent.ui.tables import candidate_labels, case_shape
 
@@ -134,7 +134,7 @@ def ratio_row(
         value=f"{_value(r):.3f}×",
         bar=scale.span(1.0, _value(r)),
         whisker=scale.span(r.low, r.high),
-        interval=f"{r.low:.3f}–{r.high:.3f}",
+        interval=range_text(r.low, r.high),
         p_faster=f"{r.p_faster:.2f}" if isinstance(r, Comparison) else "",
         verdict=r.verdict.value,
         tone=TONES[r.verdict],
@@ -382,9 +382,7 @@ def ablation_plot(history: History) -> Plot | None:
             value=worth_text(c).plain,
             bar=scale.span(1.0, c.ratio) if c.ratio is not None else (scale.at(1.0), 0.0),
             whisker=scale.span(c.low, c.high) if c.low is not None and c.high is not None else None,
-            interval=f"{c.low:.3f}–{c.high:.3f}"
-            if c.low is not None and c.high is not None
-            else "",
+            interval=range_text(c.low, c.high) if c.low is not None and c.high is not None else "",
             verdict=c.failed or how(c),
             tone=TONES[speed_verdict(c.low, c.high)]
             if c.low is not None and c.high is not None

@@ -22,7 +22,15 @@ from kagent.runs.lineage import Candidate, Lineage, Speed, roofline_share
 from kagent.runs.manifest import Manifest
 from kagent.runs.profiles import stored_profiles
 from kagent.runs.selftest_record import told as selftest_told
-from kagent.text import config_text, kernel_label, loop_lines, remark_lines
+from kagent.text import (
+    config_text,
+    kernel_label,
+    loop_lines,
+    ms_text,
+    range_text,
+    rate_text,
+    remark_lines,
+)
 from kagent.ui.live import outcome, speed_text, spent_text
 from kagent.ui.tables import candidate_labels, case_shape
 
@@ -204,12 +212,12 @@ def race_rows(final: FinalRace, lineage: Lineage, *, matrix: bool) -> list[Json]
                     "name": labels.get(name, name) if mine else name,
                     "id": int(name) if mine and name.isdecimal() else None,
                     "mine": mine,
-                    "ms": f"{t.kernel_us / 1e3:.4f}",
+                    "ms": ms_text(t.kernel_us),
                     "interval": f"{t.low_us / 1e3:.4f}–{t.high_us / 1e3:.4f}",
-                    "rate": f"{t.tflop_per_s:.1f}" if matrix else f"{t.gb_per_s:.0f}",
+                    "rate": rate_text(t, matrix=matrix),
                     "share": f"{t.roofline_share:.0%}",
                     "ratio": f"{ratio.value:.3f}×" if ratio else "",
-                    "ratio_interval": f"{ratio.low:.3f}–{ratio.high:.3f}" if ratio else "",
+                    "ratio_interval": range_text(ratio.low, ratio.high) if ratio else "",
                     "verdict": ratio.verdict.value if ratio else "",
                     "tone": TONES[ratio.verdict] if ratio else "",
                 }

@@ -20,7 +20,7 @@ from kagent.review.scales import RatioScale
 from kagent.runs.history import History
 from kagent.runs.lineage import Candidate, Speed
 from kagent.runs.selftest_record import NOT_RUN, SelftestRecord
-from kagent.text import plural, short
+from kagent.text import plural, range_text, short
 from kagent.ui.end_of_run import missing_modes
 from kagent.ui.tables import cases_with, lacking_text
 
@@ -150,7 +150,7 @@ def headline(history: History) -> Headline:
         result.verdict.value,
         f"{result.ratio:.3f}×",
         "the best of torch that ran" if absent else "the best of eager and torch.compile",
-        f"95 %: {result.low:.3f}–{result.high:.3f}, P(faster) {result.p_faster:.2f}, {cases}",
+        f"95 %: {range_text(result.low, result.high)}, P(faster) {result.p_faster:.2f}, {cases}",
         "winner" if result.verdict is SpeedVerdict.FASTER else "chosen finalist",
         won.id,
         name,
@@ -360,7 +360,7 @@ def _worth(history: History) -> dict[int, str]:
     """The worth of each step, where it was measured by taking the step back."""
     ablation = stored_ablation(history)
     return {
-        c.step: f"{c.ratio:.3f}× ({c.low:.3f}–{c.high:.3f})"
+        c.step: f"{c.ratio:.3f}× ({range_text(c.low, c.high)})"
         for c in (ablation.contributions if ablation is not None else ())
-        if c.step is not None and None not in (c.ratio, c.low, c.high)
+        if c.step is not None and c.low is not None and c.high is not None
     }

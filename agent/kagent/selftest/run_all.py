@@ -24,6 +24,7 @@ from kagent.selftest.evaluator import SelftestEvaluator
 from kagent.selftest.leftovers import Leftovers
 from kagent.selftest.machine_checks import Check, machine_checks
 from kagent.selftest.runner import EntryResult, run
+from kagent.text import local_time
 
 Observer = Callable[[str | EntryResult | Check], None]
 """Function that is called with what is being done, and with every result and check as soon as it is
@@ -40,7 +41,7 @@ class Report:
     tier: str = ""
     devices: Sequence[DeviceFacts] = ()
     noise: Mapping[str, Noise] = field(default_factory=dict)  # by a device's key
-    when: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%S%z"))
+    when: str = field(default_factory=local_time)
     seconds: float = 0.0
     corpus: str = ""
     digest: str = ""

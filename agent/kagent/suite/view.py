@@ -12,7 +12,7 @@ from rich.text import Text
 from kagent.suite.problems import Form, Problem
 from kagent.suite.record import ProblemProgress, Record, Suite
 from kagent.suite.results import THRESHOLDS, Figures, ProblemResult, SpeedupStatistics, SuiteResults
-from kagent.text import interval_text
+from kagent.text import interval_text, range_text
 from kagent.ui.table import Column, TextTable
 from kagent.ui.tables import ratio_text, verdict_text
 
@@ -135,7 +135,7 @@ def ratio_of(c: Comparison | None) -> str:
 
 def interval_of(c: Comparison | None) -> str:
     """'1.200–1.300', or nothing."""
-    return f"{c.low:.3f}–{c.high:.3f}" if c is not None else ""
+    return range_text(c.low, c.high) if c is not None else ""
 
 
 def problems_table(results: SuiteResults) -> TextTable:

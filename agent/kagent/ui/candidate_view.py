@@ -18,7 +18,7 @@ from kagent.runs.history import History
 from kagent.runs.lineage import Candidate, Lineage, Origin, roofline_share
 from kagent.runs.profiles import Profile, stored_profiles
 from kagent.runs.store import RunStore
-from kagent.text import config_text, human_bytes, kernel_label, widths_text
+from kagent.text import config_text, human_bytes, kernel_label, ms_text, rate_text, widths_text
 from kagent.ui.live import outcome, speed_text
 from kagent.ui.plan_view import compiled_texts
 from kagent.ui.table import Column, TextTable
@@ -85,9 +85,9 @@ def timing_table(candidate: Candidate, *, matrix: bool) -> RenderableType:
         table.add_row(
             t.case,
             *([config_text(verdict.configs[t.config])] if used else []),
-            f"{t.kernel_us / 1e3:.4f}",
+            ms_text(t.kernel_us),
             f"{t.low_us / 1e3:.4f}–{t.high_us / 1e3:.4f}",
-            f"{t.tflop_per_s:.1f}" if matrix else f"{t.gb_per_s:.0f}",
+            rate_text(t, matrix=matrix),
             f"{t.roofline_share:.0%}",
             *([speed_text(ratio)] if versus is not None else []),
             human_bytes(t.peak_bytes),

@@ -15,7 +15,7 @@ from rich.text import Text
 from kagent.runs.final_race import FinalRace
 from kagent.runs.lineage import Lineage
 from kagent.tasks import seeds_of
-from kagent.text import interval_text
+from kagent.text import interval_text, ms_text, range_text, rate_text
 from kagent.ui.table import Column, TextTable
 
 VERDICT_STYLES: Mapping[SpeedVerdict | None, str] = {
@@ -169,12 +169,12 @@ def race_table(race: Race, *, matrix: bool, labels: Labels | None = None) -> Ren
             table.add_row(
                 case_shape(case) if i == 0 else "",
                 Text((labels or {}).get(name, name), style="bold" if mine else "dim"),
-                f"{t.kernel_us / 1e3:.4f}",
+                ms_text(t.kernel_us),
                 f"{t.low_us / 1e3:.4f}–{t.high_us / 1e3:.4f}",
-                f"{t.tflop_per_s:.1f}" if matrix else f"{t.gb_per_s:.0f}",
+                rate_text(t, matrix=matrix),
                 f"{t.roofline_share:.0%}",
                 ratio_text(ratio),
-                f"{ratio.low:.3f}–{ratio.high:.3f}" if ratio else "",
+                range_text(ratio.low, ratio.high) if ratio else "",
                 verdict_text(ratio.verdict) if ratio else "",
             )
     failed = [rejected_text((labels or {}).get(n, n), v) for n, v in race.failed.items()]
@@ -202,9 +202,9 @@ def measured_table(measured: Mapping[str, Passed], *, matrix: bool, title: str) 
             table.add_row(
                 Text(name if i == 0 else "", "bold"),
                 t.case,
-                f"{t.kernel_us / 1e3:.4f}",
+                ms_text(t.kernel_us),
                 f"{t.low_us / 1e3:.4f}–{t.high_us / 1e3:.4f}",
-                f"{t.tflop_per_s:.1f}" if matrix else f"{t.gb_per_s:.0f}",
+                rate_text(t, matrix=matrix),
                 f"{t.roofline_share:.0%}",
             )
     return table
@@ -294,7 +294,7 @@ def overall_table(
                 Text(named.get(name, name) if i == 0 else "", "bold"),
                 named.get(c.against, c.against),
                 ratio_text(c),
-                f"{c.low:.3f}–{c.high:.3f}",
+                range_text(c.low, c.high),
                 f"{c.p_faster:.2f}",
                 verdict_text(c.verdict),
             )

@@ -15,7 +15,7 @@ from kagent_sandbox.cache import compiled_folder
 from kagent_sandbox.confine.policy import ISOLATION, Tier
 from kagent_sandbox.device.table import find_device
 from kagent_sandbox.errors import ChildDied, DeviceFull, DeviceWedged, KagentError
-from kagent_sandbox.judge.protocol import ERRORS, USES
+from kagent_sandbox.judge.protocol import USES, raise_error
 from kagent_sandbox.process import process_tree
 from kagent_sandbox.process.channel import Channel, ChannelClosed, ChannelError, ChannelTimeout
 from kagent_sandbox.process.device_lock import DeviceLock, Mode
@@ -187,9 +187,8 @@ class JudgeProcess:
                 if "progress" in answer:
                     if on_progress is not None:
                         on_progress(str(answer["progress"]))
-                elif "error" in answer:
-                    raise ERRORS[answer["error"]](answer["text"])
                 else:
+                    raise_error(answer)
                     return answer["ok"]
         except (ChannelClosed, OSError):
             raise ChildDied(f"the judge's process ended{self._how()}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from kagent_sandbox import errors
 from kagent_sandbox.data.verdict import CaseError, Passed, Rejected
@@ -15,7 +16,23 @@ ERRORS: Mapping[str, type[KagentError]] = {
     for name, value in vars(errors).items()
     if isinstance(value, type) and issubclass(value, KagentError)
 }
-"""Errors by name that the judge's process may report and the client raises again."""
+"""Errors by name that a process may report and its client raises again."""
+
+
+def error_answer(error: KagentError) -> dict[str, Any]:
+    """An error, as an answer to a request."""
+    names = [c.__name__ for c in type(error).__mro__ if c.__name__ in ERRORS]
+    return {"error": names[0], "text": str(error)}
+
+
+def raise_error(answer: Mapping[str, Any]) -> None:
+    """Raise the error that an answer has.
+
+    Raises:
+        KagentError: There is one.
+    """
+    if "error" in answer:
+        raise ERRORS[answer["error"]](answer["text"])
 
 
 AHEAD: Mapping[str, Mode] = {"ahead": "work", "ahead timing": "timing", "ahead work": "work"}

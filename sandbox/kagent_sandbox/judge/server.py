@@ -29,7 +29,6 @@ from kagent_sandbox.judge.judge import Judge
 from kagent_sandbox.judge.packing import Header, unpack
 from kagent_sandbox.judge.protocol import (
     AHEAD,
-    ERRORS,
     USES,
     CheckAnswer,
     Correct,
@@ -40,6 +39,7 @@ from kagent_sandbox.judge.protocol import (
     RaceRequest,
     SweepAnswer,
     Swept,
+    error_answer,
 )
 from kagent_sandbox.judge.timing.baselines import (
     Baselines,
@@ -143,9 +143,9 @@ class JudgeServer:
         except (DeviceFull, RuntimeError) as e:  # torch's are among the latter
             if not device_memory.lacks_memory(e):
                 raise
-            return _error_answer(self._explained(e, request))
+            return error_answer(self._explained(e, request))
         except KagentError as e:
-            return _error_answer(e)
+            return error_answer(e)
 
     def _make_room(self, _request: Json, _: Sequence[bytes]) -> Json:
         """Give back memory at the end of a request.
@@ -335,11 +335,6 @@ class JudgeServer:
 
     def _contender(self, entrant: Entrant) -> Contender:
         return Contender(entrant.id, self._kept[entrant.key], entrant.choice)
-
-
-def _error_answer(error: KagentError) -> Json:
-    names = [c.__name__ for c in type(error).__mro__ if c.__name__ in ERRORS]
-    return {"error": names[0], "text": str(error)}
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from kagent.runs.recalled import Recalled
 from kagent.runs.store import RunStore, read_history
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Passed, Rejected, Stage, Status
+from kagent_sandbox.errors import UserError
 from replaying import replay
 from simulated_evolution import RandomProposer, evolution, manifest
 from simulated_landscape import case_times, toy_source, toy_task
@@ -307,6 +308,21 @@ def test_runs_of_a_folder_are_known_without_being_kept_until_they_are_forgotten(
     assert unknown.seeds[0].why == "the same task, on a device of this target"
     library.forget("ab" * 8)
     assert recall.recall(wanted(task), tmp_path / "old")[0] == recall.Recalled()
+
+
+@pytest.mark.parametrize("text", [b"\xff\xfe", b"1" * (library.MOST_BYTES + 1)])
+def test_what_was_forgotten_does_not_come_back_when_the_list_is_damaged(
+    tmp_path, own_library, text
+):
+    task = toy_task(tmp_path / "task")
+    stored(tmp_path, task, lineage())
+    library.forget("ab" * 8)
+    (own_library / "forgotten").write_bytes(text)
+    with pytest.raises(UserError, match="forgotten: "):
+        recall.recall(wanted(task), tmp_path / "old")
+    with pytest.raises(UserError, match="forgotten: "):
+        library.forget("cd" * 8)
+    assert (own_library / "forgotten").read_bytes() == text
 
 
 def test_a_file_that_cannot_be_read_is_said_and_left_out(tmp_path, own_library):
