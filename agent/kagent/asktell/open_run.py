@@ -9,7 +9,7 @@ from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.language import ANY, language, languages_of
 from kagent_sandbox.data.target import parse_target
 from kagent_sandbox.data.task import Task
-from kagent_sandbox.device.detect import _of, gpu_target
+from kagent_sandbox.device.detect import gpu_target, target_name
 from kagent_sandbox.device.table import available
 from kagent_sandbox.errors import UserError
 
@@ -102,4 +102,4 @@ def device_for(lang: str, target: str | None) -> tuple[Kind, str]:
     if lang != ANY and language(lang).kind != kind:
         fitting = ", ".join(each.name for each in languages_of(kind))
         raise UserError(f"--lang {lang} has no kernels for {target}: expected {fitting} or {ANY}")
-    return ("cpu", "cpu") if known.is_cpu else ("gpu", _of(known.major, known.minor))
+    return ("cpu", "cpu") if known.is_cpu else ("gpu", target_name(known.major, known.minor))

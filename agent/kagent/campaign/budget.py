@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from kagent.campaign.record import Campaign, CampaignRun, Slice
 from kagent.runs.events import Stop
 from kagent.runs.history import History
-from kagent.runs.lineage import FREE, Operator
+from kagent.runs.lineage import Operator
 
 _GIVEN = (Operator.SEED, Operator.MIGRATE)
 """Operators of what a run begins with, or is given."""
@@ -34,8 +34,7 @@ class BudgetUsed:
     @classmethod
     def of(cls, history: History) -> BudgetUsed:
         """Budget that a run has used, from its history."""
-        waiting = sum(p.operator not in FREE for p in history.pending)
-        return cls(history.lineage.counted, waiting, history.spent.dollars)
+        return cls(history.lineage.counted, history.waiting, history.spent.dollars)
 
     @property
     def evaluations(self) -> int:

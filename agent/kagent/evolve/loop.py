@@ -42,7 +42,6 @@ from kagent.evolve.remembering import SeedText
 from kagent.llm.chat import ModelError
 from kagent.runs.ask import Ask, AskRecord, CapReached, Draft, Proposer, Setting
 from kagent.runs.events import (
-    DUPLICATES_IN_A_ROW,
     Answered,
     Finished,
     Observer,
@@ -378,8 +377,7 @@ class Evolution:
             and roofline_share(incumbent.verdict) >= enough
         ):
             return Stop.GOAL
-        recent = self.lineage.last(DUPLICATES_IN_A_ROW)
-        if len(recent) == DUPLICATES_IN_A_ROW and all(c.is_duplicate for c in recent):
+        if self.lineage.is_repeating:
             return Stop.EXHAUSTED
         return Stop.SETTLED if self._is_settled() else None
 

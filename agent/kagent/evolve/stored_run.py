@@ -12,7 +12,6 @@ from kagent_sandbox.errors import MachineError, RunError
 from kagent.resources import resource
 from kagent.runs.ask import Setting
 from kagent.runs.history import History
-from kagent.runs.lineage import FREE
 from kagent.runs.manifest import Manifest
 from kagent.runs.store import RunStore
 
@@ -21,8 +20,7 @@ def setting_for(store: RunStore, task: Task, history: History, budget: int) -> S
     """The setting of a run: its own budget, `budget` before its first session, and never less than
     what it was told.
     """
-    waiting = sum(p.operator not in FREE for p in history.pending)
-    most = max(history.budget or budget, history.lineage.counted + waiting)
+    most = max(history.budget or budget, history.lineage.counted + history.waiting)
     return replace(setting_of(store, task), budget=most)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
+from kagent_sandbox.builder.identity import source_hash
 from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.task import Task, load_task
 from kagent_sandbox.data.verdict import SpeedVerdict
@@ -412,7 +412,7 @@ def _kernel(winner: Winner, measured: LibraryTimes) -> KernelRecord:
         task=winner.task.name,
         language=winner.language.name,
         source=winner.source,
-        sha256=hashlib.sha256(winner.source.encode()).hexdigest(),
+        sha256=source_hash(winner.source),
         targets=(measured.target,),
         configs=result.configs,
         regions=result.regions,

@@ -229,20 +229,14 @@ def rejection_rows(lineage: Lineage) -> list[Json]:
     """Stage, status, how many, and one of them."""
     rows = []
     for (stage, status), number in sorted(lineage.rejections().items()):
-        example = next(
-            c
-            for c in lineage
-            if isinstance(c.verdict, Rejected)
-            and (c.verdict.stage, c.verdict.status) == (stage, status)
-        )
-        assert isinstance(example.verdict, Rejected)
+        example, verdict = lineage.first_rejected(stage, status)
         rows.append(
             {
                 "stage": stage.value,
                 "status": status.value,
                 "count": number,
-                "id": example.id,
-                "message": next(iter(example.verdict.message.splitlines()), ""),
+                "id": example,
+                "message": next(iter(verdict.message.splitlines()), ""),
             }
         )
     return rows

@@ -36,10 +36,6 @@ class Phase(StrEnum):
     RACE = "final race"
 
 
-DUPLICATES_IN_A_ROW = 40
-"""Duplicates in a row after which nothing new is to be expected."""
-
-
 class Stop(StrEnum):
     """The reason why a run ended."""
 

@@ -17,7 +17,16 @@ from kagent.runs.cost import ModelCall, Spent
 from kagent.runs.events import Stop
 from kagent.runs.final_race import FinalRace
 from kagent.runs.kernel_files import read_kernel
-from kagent.runs.lineage import Candidate, Facts, Lineage, Operator, Origin, Proposal, Withdrawal
+from kagent.runs.lineage import (
+    FREE,
+    Candidate,
+    Facts,
+    Lineage,
+    Operator,
+    Origin,
+    Proposal,
+    Withdrawal,
+)
 from kagent.runs.recalled import Recalled
 from kagent.runs.stored_event import DAMAGE, StoredEvent, event_of
 from kagent.runs.timed_configs import TimedConfig, TimedConfigs
@@ -74,6 +83,11 @@ class History:
     timed_configs: Mapping[int, tuple[TimedConfig, ...]] = field(default_factory=dict)
     """Configurations that were timed before a candidate's verdict, by candidate."""
     events: tuple[StoredEvent, ...] = field(default=(), repr=False)  # then the analyses
+
+    @property
+    def waiting(self) -> int:
+        """Evaluations that are charged and have no verdict: a session ended in between."""
+        return sum(p.operator not in FREE for p in self.pending)
 
     @property
     def budget(self) -> int:

@@ -7,7 +7,6 @@ decisions.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from collections import Counter
@@ -15,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from kagent_sandbox.builder.identity import source_hash
 from kagent_sandbox.data.compiled import Loop, Remark
 from kagent_sandbox.data.verdict import Comparison, Passed, Rejected, Stage, Status, Verdict
 from kagent_sandbox.errors import UserError
@@ -54,6 +54,8 @@ def duplicate(stage: Stage, what: str, same: int) -> Rejected:
     return Rejected(stage, Status.DUPLICATE, f"the same {what} as candidate {same}")
 
 
+DUPLICATES_IN_A_ROW = 40
+"""Duplicates in a row after which nothing new is to be expected."""
 FREE = (Operator.SEED, Operator.SWEEP, Operator.RECOMBINE)
 """Operators that are not charged to the budget: nobody is asked for them."""
 
@@ -214,7 +216,7 @@ class Speed:
 
 def kernel_id(source: str) -> str:
     """16 hexadecimal digits of the text's SHA-256."""
-    return hashlib.sha256(source.encode()).hexdigest()[:16]
+    return source_hash(source)[:16]
 
 
 class Lineage:
@@ -316,6 +318,12 @@ class Lineage:
         """The latest records, in order."""
         return self._candidates[-count:]
 
+    @property
+    def is_repeating(self) -> bool:
+        """Whether the latest records are duplicates, so many that nothing new is to be expected."""
+        latest = self.last(DUPLICATES_IN_A_ROW)
+        return len(latest) == DUPLICATES_IN_A_ROW and all(c.is_duplicate for c in latest)
+
     def as_of(self, seen: int) -> Lineage:
         """The lineage of the first `seen` records, which later records do not change."""
         if seen != len(self):
@@ -413,6 +421,15 @@ class Lineage:
         """Count rejections by stage and status. Duplicates are among them."""
         return Counter(
             (c.verdict.stage, c.verdict.status) for c in self if isinstance(c.verdict, Rejected)
+        )
+
+    def first_rejected(self, stage: Stage, status: Status) -> tuple[int, Rejected]:
+        """The first candidate that was rejected so, and its verdict. There is one."""
+        return next(
+            (c.id, c.verdict)
+            for c in self
+            if isinstance(c.verdict, Rejected)
+            and (c.verdict.stage, c.verdict.status) == (stage, status)
         )
 
 

@@ -17,11 +17,11 @@ from rich.text import Text
 from rich.tree import Tree
 
 from kagent.runs.ask import Nobody
-from kagent.runs.events import DUPLICATES_IN_A_ROW, Stop
+from kagent.runs.events import Stop
 from kagent.runs.final_race import FinalRace
 from kagent.runs.history import History
 from kagent.runs.ideas import effects
-from kagent.runs.lineage import Candidate, Lineage, Operator
+from kagent.runs.lineage import DUPLICATES_IN_A_ROW, Candidate, Lineage, Operator
 from kagent.runs.manifest import Manifest, list_runs
 from kagent.runs.profiles import stored_profiles
 from kagent.runs.selftest_record import line as selftest_line
@@ -197,9 +197,7 @@ def exhausted_text(history: History, proposer: str) -> Text:
     """
     evaluations = f"{history.lineage.counted} of {plural(history.budget, 'evaluation')}"
     text = Text(f"exhausted after {evaluations}: ")
-    recent = history.lineage.last(DUPLICATES_IN_A_ROW)
-    repeats = len(recent) == DUPLICATES_IN_A_ROW and all(c.is_duplicate for c in recent)
-    if repeats:
+    if history.lineage.is_repeating:
         return text.append(
             f"the last {DUPLICATES_IN_A_ROW} proposals were duplicates of earlier candidates. For "
             "more, begin another run: with another model (--model NAME) or another --seed"
@@ -367,15 +365,7 @@ def _rejections(lineage: Lineage) -> RenderableType:
         title="rejected",
     )
     for (stage, status), count in sorted(lineage.rejections().items()):
-        example = next(
-            c
-            for c in lineage
-            if isinstance(c.verdict, Rejected)
-            and (c.verdict.stage, c.verdict.status) == (stage, status)
-        )
-        assert isinstance(example.verdict, Rejected)
-        where = f" ({example.verdict.case})" if example.verdict.case else ""
-        table.add_row(
-            stage, status, str(count), f"#{example.id}{where}: {first_line(example.verdict)}"
-        )
+        example, verdict = lineage.first_rejected(stage, status)
+        where = f" ({verdict.case})" if verdict.case else ""
+        table.add_row(stage, status, str(count), f"#{example}{where}: {first_line(verdict)}")
     return table if table.row_count else Text("rejected: none")

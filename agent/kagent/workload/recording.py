@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import torch
+from kagent_sandbox.data.operation_schema import is_write
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.profiler import record_function
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -191,7 +192,7 @@ class StepRecorder(TorchDispatchMode):
             return []
         found: list[Any] = []
         for i, argument in enumerate(func._schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
+            if is_write(argument):
                 given = args[i] if i < len(args) else kwargs.get(argument.name)
                 found += tree_leaves(given)
         return [t for t in found if isinstance(t, torch.Tensor)]

@@ -24,11 +24,13 @@ def gpu_target() -> str | None:
         or driver.cuDeviceGetAttribute(ctypes.byref(major), _MAJOR, device)
         or driver.cuDeviceGetAttribute(ctypes.byref(minor), _MINOR, device)
     )
-    return None if failed else _of(major.value, minor.value)
+    return None if failed else target_name(major.value, minor.value)
 
 
-def _of(major: int, minor: int) -> str:
-    """Name the target as devices do: from Hopper on with the architecture's own instructions."""
+def target_name(major: int, minor: int) -> str:
+    """Name the target to compile for: from Hopper on with the architecture's own instructions
+    (wgmma).
+    """
     return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
 

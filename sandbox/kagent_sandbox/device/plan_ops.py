@@ -14,6 +14,7 @@ import torch
 from torch._ops import OpOverload
 from torch._prims_common import suggest_memory_format
 
+from kagent_sandbox.data.operation_schema import is_write
 from kagent_sandbox.data.plan import ITEMSIZE, Const, Copy, Fill, PlanError, TensorRef, TorchOp
 
 TensorOp: TypeAlias = Fill | Copy | Const | TorchOp
@@ -104,7 +105,7 @@ def _bind_const(op: Const, view: View) -> Callable[[], None]:
 
 def _bind_torch(op: TorchOp, view: View) -> Callable[[], None]:
     overload = _overload(op.name)
-    written = [a for a in overload._schema.arguments if a.alias_info and a.alias_info.is_write]  # noqa: SLF001
+    written = [a for a in overload._schema.arguments if is_write(a)]  # noqa: SLF001
     args = [_operand(a, view) for a in op.args]
     kwargs = {k: _operand(v, view) for k, v in op.kwargs.items()}
     writes = [view(t) for t in op.writes]

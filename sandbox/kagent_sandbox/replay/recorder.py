@@ -25,6 +25,7 @@ from kagent_sandbox.builder.trace.kernel_launches import plan_argument
 from kagent_sandbox.builder.trace.meta import schema_of
 from kagent_sandbox.builder.trace.recorder import Recorder
 from kagent_sandbox.builder.trace.symbolic import SymbolicTensor
+from kagent_sandbox.data.operation_schema import is_write
 from kagent_sandbox.data.plan import Op, TensorRef
 from kagent_sandbox.runtime.launches import Observed
 
@@ -169,7 +170,7 @@ class RealRecorder(Recorder):
 def _is_view(func: Any) -> bool:
     """Whether an operation neither writes nor makes memory: see `dispatch.record`."""
     schema = schema_of(func)
-    writes = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
+    writes = any(map(is_write, schema.arguments))
     views = any(r.alias_info is not None for r in schema.returns)
     return not writes and (views or policy.base_name(func.name()) in dispatch.VIEWS)
 

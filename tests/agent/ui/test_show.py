@@ -2,7 +2,6 @@ import dataclasses
 import io
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from commands import run
@@ -11,7 +10,7 @@ from kagent.cli.evolve import exit_code
 from kagent.evolve.session import Outcome
 from kagent.review import page
 from kagent.runs.events import Stop
-from kagent.runs.lineage import Facts, Lineage, find_candidate
+from kagent.runs.lineage import Facts, Lineage, Operator, find_candidate
 from kagent.runs.manifest import FORMAT
 from kagent.runs.store import read_history
 from kagent.ui import tables
@@ -230,10 +229,14 @@ def test_an_exhausted_run_says_of_what_and_what_to_do(folder, proposer, said):
 
 def test_a_run_of_duplicates_is_exhausted_by_them(folder):
     history = outcome(folder).history
-    again = dataclasses.replace(
-        history.lineage[0], verdict=Rejected(Stage.BUILD, Status.DUPLICATE, "the same as #0")
-    )
-    lineage = SimpleNamespace(counted=50, last=lambda count: [again] * count)
+    seed = history.lineage[0]
+    rejected = Rejected(Stage.BUILD, Status.DUPLICATE, "the same as #0")
+    proposal = dataclasses.replace(seed.proposal, parents=(0,), operator=Operator.TUNE)
+    again = [
+        dataclasses.replace(seed, proposal=dataclasses.replace(proposal, id=i), verdict=rejected)
+        for i in range(1, 41)
+    ]
+    lineage = Lineage([seed, *again])
     repeats = dataclasses.replace(history, lineage=lineage)
     assert "the last 40 proposals were duplicates" in exhausted_text(repeats, "model").plain
 

@@ -13,6 +13,7 @@ from kagent.authoring.draft.draft import HALVES, TaskDraft
 from kagent.authoring.draft.inputs import inputs_lines
 from kagent.authoring.draft.source_lines import broken, escaped
 from kagent.authoring.errors import AuthoringError
+from kagent.authoring.tracing.graph import results_of
 
 
 def reference_py(draft: TaskDraft) -> str:
@@ -210,12 +211,12 @@ def _code(draft: TaskDraft, *wanted: Node) -> tuple[list[str], list[str]]:
         dtype=dtype,
     )
     lines = list(writer.lines(*wanted))
-    (output,) = (n for n in trace.graph.graph.nodes if n.op == "output")
-    results = [writer.name_of(n) for n in wanted or output.args[0]]
+    returned = results_of(trace.graph)
+    results = [writer.name_of(n) for n in wanted or returned]
     if own and not wanted:  # torch computes nothing in 8 bits, nor does a comparison
         results = [
             f"{name}.double() if {own} == torch.float64 else {name}" if _of_8_bits(n) else name
-            for n, name in zip(output.args[0], results, strict=True)
+            for n, name in zip(returned, results, strict=True)
         ]
     return [*_sizes_of(draft, lines), *lines], results
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch.fx import GraphModule, Node
+
+from kagent.authoring.tracing.graph import results_of
 
 _aten = torch.ops.aten
 _CHOOSING: dict[Any, int] = {
@@ -87,9 +88,8 @@ class IndexResult:
 
 def find_choices(graph: GraphModule) -> list[IndexResult]:
     """The results of a graph that are indices of chosen elements."""
-    (output,) = (n for n in graph.graph.nodes if n.op == "output")
-    results: Sequence[Any] = output.args[0]
-    found = (_choice(i, node) for i, node in enumerate(results) if isinstance(node, Node))
+    results = enumerate(results_of(graph))
+    found = (_choice(i, node) for i, node in results if isinstance(node, Node))
     return [c for c in found if c is not None]
 
 

@@ -9,13 +9,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.fx import Node
+from kagent_sandbox.data.operation_schema import is_write
+from torch.fx import GraphModule, Node
 
 BY_INDEX = frozenset({"index", "embedding", "gather", "index_select", "take_along_dim"})
 """Operations that give an element for each that they read of their first argument, by an index."""
 
 MOST_CONSTANT = 64
 """Elements of a constant tensor that are written down."""
+
+
+def results_of(graph: GraphModule) -> Any:
+    """What a graph returns: nodes, and values, in the form that it has."""
+    (output,) = (n for n in graph.graph.nodes if n.op == "output")
+    return output.args[0]
 
 
 def operation_name(node: Node) -> str:
@@ -55,11 +62,6 @@ def writers(node: Node) -> Iterator[Node]:
                 yield user
         elif target is operator.getitem or getattr(target, "is_view", False):
             yield from writers(user)
-
-
-def is_write(parameter: Any) -> bool:
-    """Whether a parameter of an operation is written in place."""
-    return parameter.alias_info is not None and parameter.alias_info.is_write
 
 
 def _writes(node: Node) -> bool:

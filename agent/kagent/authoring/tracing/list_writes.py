@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from kagent_sandbox.data.operation_schema import is_write
 from torch.autograd.graph import increment_version
 from torch.overrides import TorchFunctionMode
-
-from kagent.authoring.tracing.graph import is_write
 
 
 class CountedListWrites(TorchFunctionMode):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch.fx import GraphModule, Node
 
-from kagent.authoring.tracing.graph import ancestors
+from kagent.authoring.tracing.graph import ancestors, results_of
 
 _aten = torch.ops.aten
 _ROUNDING: Mapping[Any, str] = {
@@ -73,9 +73,9 @@ def _rounds_as_right(
 
 def find_rounded(graph: GraphModule) -> list[RoundedResult]:
     """The results of a graph that are rounded to whole numbers."""
-    (output,) = (n for n in graph.graph.nodes if n.op == "output")
-    results: Sequence[Any] = output.args[0]
-    found = (_rounded(i, node) for i, node in enumerate(results) if isinstance(node, Node))
+    found = (
+        _rounded(i, node) for i, node in enumerate(results_of(graph)) if isinstance(node, Node)
+    )
     return [r for r in found if r is not None]
 
 

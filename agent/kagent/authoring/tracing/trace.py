@@ -48,7 +48,7 @@ from torch.utils.flop_counter import flop_registry
 from kagent.authoring.errors import AuthoringError
 from kagent.authoring.tracing.dropout import LEFT_OUT, WithoutDropout
 from kagent.authoring.tracing.fixed_sizes import fixed_sizes
-from kagent.authoring.tracing.graph import BY_INDEX, is_written, quiet
+from kagent.authoring.tracing.graph import BY_INDEX, is_written, quiet, results_of
 from kagent.authoring.tracing.list_writes import CountedListWrites, lists_written
 from kagent.authoring.tracing.operation import Operation, place_of
 from kagent.authoring.tracing.recurrent import OneOperation, unrolled_never
@@ -576,8 +576,7 @@ def _described(
 
     sizes = [[expression(n) for n in f.shape] for f in fakes]
     symbols = {s: env.simplify(s) for s in env.backed_var_to_val if str(s).startswith("s")}
-    (output,) = (n for n in graph.graph.nodes if n.op == "output")
-    outputs: list[Node] = list(pytree.tree_leaves(output.args[0]))
+    outputs: list[Node] = list(pytree.tree_leaves(results_of(graph)))
     values = [n.meta["val"] for n in outputs]
     work = [expression(products), expression(elements)]
     hints = {s: sympy.Integer(v) for s, v in env.backed_var_to_val.items()}

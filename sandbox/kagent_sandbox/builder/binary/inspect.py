@@ -28,7 +28,7 @@ from kagent_sandbox.builder.binary.elf import (
 )
 from kagent_sandbox.data.language import language
 from kagent_sandbox.data.plan import SCALAR_BYTES, KernelInfo, ScalarType
-from kagent_sandbox.runtime.scalars import CPP_TYPES
+from kagent_sandbox.runtime.scalars import cpp_types
 
 _KERNEL_MARK = 0x10  # st_other of a __global__ function
 _RESERVED_SHARED_BYTES = 1024  # of each block on sm_90 and later; not part of the 227 KiB limit
@@ -245,12 +245,11 @@ def _shared_object(elf: Elf, symbol: str, written_in: str) -> KernelInfo:
     defined = {s.name for s in elf.symbols if s.section and s.info & 0xF == 2}
     if symbol not in defined:
         raise InspectError(f'{symbol} must be declared extern "C"')
-    types = _cpp_parameters(elf)
     return KernelInfo(
         hash="",
         language=written_in,
         name=symbol,
-        param_bytes=tuple(8 if t is None else SCALAR_BYTES[t] for t in types),
+        param_bytes=tuple(8 if t is None else SCALAR_BYTES[t] for t in _cpp_parameters(elf)),
         code=_library_hash(elf, symbol),
     )
 
@@ -258,12 +257,10 @@ def _shared_object(elf: Elf, symbol: str, written_in: str) -> KernelInfo:
 def _cpp_parameters(elf: Elf) -> tuple[ScalarType | None, ...]:
     section = elf.named(".kagent_signature")
     text = section.data.split(b"\0", 1)[0].decode("ascii", "replace") if section else ""
-    if not (text.startswith("(") and text.endswith(")")):
-        raise InspectError("the library does not say what parameters its kernel has")
-    letters = text[1:-1]
-    if odd := [i for i, letter in enumerate(letters, 1) if letter not in CPP_TYPES]:
-        raise InspectError(f"parameter {odd[0]} is neither a pointer nor a number of C")
-    return tuple(CPP_TYPES[letter] for letter in letters)
+    try:
+        return cpp_types(text)
+    except ValueError as e:
+        raise InspectError(str(e)) from None
 
 
 def _library_hash(elf: Elf, symbol: str) -> str:

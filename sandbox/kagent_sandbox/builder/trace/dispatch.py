@@ -23,6 +23,7 @@ from kagent_sandbox.builder.trace.fills_and_copies import constant
 from kagent_sandbox.builder.trace.meta import run_on_meta, schema_of, wrap_all
 from kagent_sandbox.builder.trace.recorder import Recorder, current_recorder
 from kagent_sandbox.builder.trace.symbolic import SymbolicTensor
+from kagent_sandbox.data.operation_schema import is_write
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -195,7 +196,7 @@ def record(recorder: Recorder, func: Any, name: str, args: Args, kwargs: Kwargs)
     if special is not None:
         return special(recorder, func, args, kwargs)
     schema = schema_of(func)
-    writes = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
+    writes = any(map(is_write, schema.arguments))
     views = any(r.alias_info is not None for r in schema.returns) or name in VIEWS
     if views and not writes and func.namespace in {"aten", "prims"}:
         return wrap_all(recorder, run_on_meta(func, args, kwargs))

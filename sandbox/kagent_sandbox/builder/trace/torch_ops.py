@@ -14,6 +14,7 @@ from kagent_sandbox.builder.trace.fills_and_copies import LAYOUT, constant
 from kagent_sandbox.builder.trace.meta import Args, Kwargs, run_on_meta, schema_of, wrap_all
 from kagent_sandbox.builder.trace.recorder import Recorder
 from kagent_sandbox.builder.trace.symbolic import SymbolicTensor, dtype_name
+from kagent_sandbox.data.operation_schema import is_write
 from kagent_sandbox.data.plan import TorchOp
 
 
@@ -22,11 +23,7 @@ def in_place(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     schema = schema_of(func)
     given = dict(zip((a.name for a in schema.arguments if not a.kwarg_only), args, strict=False))
     given |= kwargs
-    named = [
-        given[a.name]
-        for a in schema.arguments
-        if a.alias_info is not None and a.alias_info.is_write and a.name in given
-    ]
+    named = [given[a.name] for a in schema.arguments if is_write(a) and a.name in given]
     before = [t.shape for t in named]
     run_on_meta(func, args, kwargs)
     for tensor, shape in zip(named, before, strict=True):

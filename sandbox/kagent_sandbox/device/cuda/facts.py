@@ -12,7 +12,7 @@ import triton
 
 from kagent_sandbox.data.device import DeviceFacts
 from kagent_sandbox.device.cuda.driver import GpuError, call, device_attribute
-from kagent_sandbox.device.detect import gpu_uuid
+from kagent_sandbox.device.detect import gpu_uuid, target_name
 from kagent_sandbox.errors import DeviceError
 
 
@@ -32,7 +32,7 @@ def gpu_facts(index: int) -> DeviceFacts:
     return DeviceFacts(
         kind="gpu",
         name=properties.name,
-        target=target(properties.major, properties.minor),
+        target=target_name(properties.major, properties.minor),
         key=f"{properties.name}, {versions}",
         memory_bytes=properties.total_memory,
         l2_bytes=properties.L2_cache_size,
@@ -40,13 +40,6 @@ def gpu_facts(index: int) -> DeviceFacts:
         theoretical_gb_per_s=theoretical_gb_per_s(index),
         unit=gpu_uuid(index),
     )
-
-
-def target(major: int, minor: int) -> str:
-    """Name the target to compile for: from Hopper on with the architecture's own instructions
-    (wgmma).
-    """
-    return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
 
 def theoretical_gb_per_s(index: int) -> float:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+from kagent_sandbox.data.operation_schema import is_write
+
 _MOST_BYTES = 2 << 30
 """Memory for results that are kept."""
 
@@ -90,6 +92,4 @@ def _writes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterat
 def written_parameters(func: Any) -> tuple[tuple[int, str], ...]:
     """Places and names of the parameters to whose memory an operation writes."""
     parameters = enumerate(func._schema.arguments)  # noqa: SLF001 - torch's own way
-    return tuple(
-        (i, p.name) for i, p in parameters if p.alias_info is not None and p.alias_info.is_write
-    )
+    return tuple((i, p.name) for i, p in parameters if is_write(p))

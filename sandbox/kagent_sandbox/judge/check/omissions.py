@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kagent_sandbox.data.operation_schema import is_write
 from kagent_sandbox.judge.check.known_results import KnownResults
 
 _STAY = frozenset(
@@ -214,7 +215,7 @@ def _ways(
     if not any(v is not None and "Tensor" in str(p.type) for p, v in given):
         return  # it makes constants
     names = [p.name for p, v in given if isinstance(v, torch.Tensor) and _could_be(v, out)]
-    changed = [p.name for p, _ in given if p.alias_info is not None and p.alias_info.is_write]
+    changed = [p.name for p, _ in given if is_write(p)]
     names = changed or names  # an operation in place leaves its tensor as it is
     if names:
         yield from map(instead, names)
