@@ -20,7 +20,7 @@ from kagent_sandbox.errors import TaskError, UserError
 from kagent_sandbox.judge.task_check import TaskCheck, check_kinds
 
 from kagent.authoring.draft.cases import ROUNDED, NoCaseError, make_draft, with_dtype
-from kagent.authoring.draft.draft import DraftCase, TaskDraft
+from kagent.authoring.draft.draft import BLANK, DraftCase, TaskDraft
 from kagent.authoring.draft.pointers import rounded_index, with_offsets, with_own_bounds
 from kagent.authoring.draft.rooms import bare, find_rooms, narrowed, redrawn
 from kagent.authoring.draft.trial import Trials, accepted, write, written
@@ -227,7 +227,7 @@ def _mended(
     scales = (10.0, 100.0, 1000.0, -1.0, -30.0, 0.05) if draft.rows else ()
     plans = [DraftCase(first.sizes, first.dtype, scale=s, words=f"times_{s:g}") for s in scales]
     if any(e.shape and e.dtype.is_floating_point for e in draft.arguments):
-        plans.append(DraftCase(first.sizes, first.dtype, inputs="blank", words="blank"))
+        plans.append(DraftCase(first.sizes, first.dtype, inputs=BLANK, words="blank"))
     if not plans:
         return draft, tuple(checks)
     say("some wrong results would pass: trying cases of other magnitudes")
@@ -240,7 +240,7 @@ def _mended(
     wider = draft.with_(
         cpu=replace(draft.cpu, check=(*draft.cpu.check, *more)),
         gpu=replace(draft.gpu, check=(*draft.gpu.check, *(with_dtype(c, own) for c in more))),
-        blank=any(c.inputs == "blank" for c in more),
+        blank=any(c.inputs == BLANK for c in more),
     )
     _write(wider, folder)
     try:

@@ -3,9 +3,9 @@
 import pytest
 import torch
 from kagent.authoring.draft.cases import make_draft
+from kagent.authoring.draft.draft import COARSE, THRESHOLDS
 from kagent.authoring.draft.reference import reference_py
 from kagent.authoring.draft.rooms import find_rooms
-from kagent.authoring.draft.thresholds import COARSE, KIND
 from kagent.authoring.new_task import make_task
 from kagent.authoring.tracing.operation import make_operation
 from kagent.candidate_file import check_file
@@ -18,7 +18,7 @@ def drafted(function, *inputs):
     return make_draft(next(find_rooms(make_operation(function, inputs))))
 
 
-def drawn(draft, dtype="float32", kind=KIND):
+def drawn(draft, dtype="float32", kind=THRESHOLDS):
     """A draw of the case around thresholds, or of few numbers."""
     (case,) = (c for c in draft.cpu.check if c.inputs == kind)
     space = {}
@@ -52,8 +52,8 @@ def comparisons(x):
 def test_inputs_are_at_each_number_and_beside_it(function, numbers):
     draft = drafted(function, torch.randn(256, 96))
     assert sorted(draft.thresholds["x" if "x" in draft.thresholds else "input"]) == numbers
-    assert KIND in draft.cpu.hidden_check[0].fields["inputs"]
-    assert KIND in {c.inputs for c in draft.gpu.check}
+    assert THRESHOLDS in draft.cpu.hidden_check[0].fields["inputs"]
+    assert THRESHOLDS in {c.inputs for c in draft.gpu.check}
     (x,) = drawn(draft).values()
     for number in torch.tensor(numbers, dtype=torch.float32):
         apart = (x - number)[x != number]
@@ -67,7 +67,7 @@ def test_numbers_of_16_bits_are_at_the_threshold_and_beside_it():
     draft = drafted(lambda x: x.clamp(max=7), torch.randn(256, 96).bfloat16())
     (x,) = drawn(draft, "bfloat16").values()
     assert {4.65625, 6.9375, 7.0, 7.0625, 9.3125} <= set(x.unique().tolist())
-    assert {c.dtype for c in draft.gpu.check if c.inputs == KIND} == {"bfloat16"}
+    assert {c.dtype for c in draft.gpu.check if c.inputs == THRESHOLDS} == {"bfloat16"}
 
 
 def test_what_rounding_decides_is_not_drawn():
@@ -139,7 +139,7 @@ def test_what_is_not_compared_with_each_other_has_no_few_numbers(function):
 def test_what_usual_draws_reach_needs_no_case(function):
     draft = drafted(function, torch.randn(256, 96))
     assert draft.thresholds == {}
-    assert KIND not in reference_py(draft)
+    assert THRESHOLDS not in reference_py(draft)
 
 
 CANDIDATE = '''

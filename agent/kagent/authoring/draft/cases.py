@@ -12,7 +12,13 @@ from kagent_sandbox.data.calibration import MOST_FLOOR, MOST_K, ResultCalibratio
 from kagent_sandbox.data.formula import evaluate
 
 from kagent.authoring.draft.draft import (
+    COARSE,
     HALVES,
+    MIXED,
+    NONFINITE,
+    NORMAL,
+    ROWS,
+    THRESHOLDS,
     DraftCase,
     DraftGenerator,
     DraftKind,
@@ -23,7 +29,7 @@ from kagent.authoring.draft.draft import (
 from kagent.authoring.draft.inputs import PART, bounds_of_draws, constraints_of_draws
 from kagent.authoring.draft.pointers import has_computed_places, rounded_index
 from kagent.authoring.draft.rooms import CHECK_ELEMENTS, CHECK_WORK, LEAST_SIZE, bare, shrunk
-from kagent.authoring.draft.thresholds import COARSE, KIND, find_thresholds
+from kagent.authoring.draft.thresholds import find_thresholds
 from kagent.authoring.draft.trial import Trials, Tried, accepted, written
 from kagent.authoring.errors import AuthoringError
 from kagent.authoring.tracing.sizes import Room, Sizes, above_power, below_power, prime, widest
@@ -53,7 +59,6 @@ NOISE_ROOM = 1.5
 ROUNDED = "every operation rounded at random, and sums in other orders"
 NONFINITE_DRAWS = 4
 """Draws of infinities and NaN that are tried at each scale."""
-_ROWS = ("constant", "tiny", "large", "spiked", "zeros")
 _SCALES = (30.0, 1e-3)
 
 
@@ -64,7 +69,7 @@ def make_draft(room: Room) -> TaskDraft:
     cpu_dtype = "float32" if case_dtype(found) in HALVES else dtype
     first = DraftCase(shrunk(room, CHECK_ELEMENTS, CHECK_WORK), cpu_dtype)
     draft = TaskDraft(
-        found, DraftKind((first,), (first,)), DraftKind((first,), (first,)), rows=_ROWS
+        found, DraftKind((first,), (first,)), DraftKind((first,), (first,)), rows=tuple(ROWS)
     )
     with written(draft) as folder:
         trials = Trials(draft, folder)
@@ -85,7 +90,7 @@ def make_draft(room: Room) -> TaskDraft:
             draft = find_thresholds(draft, trials, check, {cpu_dtype, dtype})
     with written(draft) as folder:
         trials = Trials(draft, folder)
-        for kind in [KIND] * bool(draft.thresholds) + [COARSE] * draft.coarse:
+        for kind in [THRESHOLDS] * bool(draft.thresholds) + [COARSE] * draft.coarse:
             further = replace(check[0], inputs=kind, words=kind)
             pairs += accepted(trials, [further])
             check = _distinct([*check, further])
@@ -96,7 +101,7 @@ def make_draft(room: Room) -> TaskDraft:
         large = _large_plans(room, draft, dtype)
         gpu_check = _distinct([*gpu_check, *(c for c, _ in accepted(trials, large))])
     scales = sorted({c.scale for c in check})
-    kinds = sorted({c.inputs for c in check} & {"mixed", "nonfinite", "normal", KIND, COARSE})
+    kinds = sorted({c.inputs for c in check} & {MIXED, NONFINITE, NORMAL, THRESHOLDS, COARSE})
     padded = sorted({c.noncontiguous for c in check})
     offsets = sorted({c.offset for c in check})
     fields: dict[str, Sequence[Any]] = {
@@ -295,7 +300,7 @@ def _row_kinds(draft: TaskDraft, trials: Trials, first: DraftCase) -> tuple[str,
     """
     if not draft.varied:
         return ()
-    cases = {r: replace(first, inputs=r) for r in _ROWS}
+    cases = {r: replace(first, inputs=r) for r in ROWS}
     found = [r for r, c in cases.items() if not trials.case(c, f"rows_{r}").why]
     if "constant" in found and not _is_large(draft.trace, first.sizes):
         usual, constant = (
@@ -303,7 +308,7 @@ def _row_kinds(draft: TaskDraft, trials: Trials, first: DraftCase) -> tuple[str,
         )
         if usual <= MOST_FLOOR < constant:
             found.remove("constant")
-    if trials.case(replace(first, inputs="mixed"), "rows_mixed").tied:  # beside rows of others
+    if trials.case(replace(first, inputs=MIXED), "rows_mixed").tied:  # beside rows of others
         found = [r for r in found if r not in ("constant", "zeros")]
     return tuple(found)
 
@@ -314,7 +319,7 @@ def _takes_nonfinite(room: Room, trials: Trials, first: DraftCase) -> bool:
     own formula may decide, and sizes may decide which formula that is, as in a Fourier transform.
     """
     scales, name = (1.0, *_SCALES), "rows_nonfinite"
-    broken = replace(first, inputs="nonfinite")
+    broken = replace(first, inputs=NONFINITE)
     changed = [] if _is_large(room.trace, first.sizes) else [prime, below_power, above_power]
     sizes = [s for how in changed if (s := room.changed(dict(first.sizes), how)) is not None]
     if not all(
@@ -325,12 +330,12 @@ def _takes_nonfinite(room: Room, trials: Trials, first: DraftCase) -> bool:
     ):
         return False
     return all(
-        trials.agrees_at_infinities(replace(first, inputs="mixed", scale=scale), "infinities")
+        trials.agrees_at_infinities(replace(first, inputs=MIXED, scale=scale), "infinities")
         for scale in scales
     ) and all(
         not trials.case(case, name, seed).why and trials.agrees_decomposed(case, name, seed)
         for seed in range(1, NONFINITE_DRAWS + 1)
-        for case in (replace(first, inputs="nonfinite", scale=scale) for scale in scales)
+        for case in (replace(first, inputs=NONFINITE, scale=scale) for scale in scales)
     )
 
 
@@ -342,7 +347,7 @@ def _check_plans(room: Room, draft: TaskDraft, small: Sizes, dtype: str) -> Iter
     yield DraftCase(small, dtype)
     if _is_large(room.trace, small):
         if draft.rows and _mixes(draft, small):
-            yield DraftCase(small, dtype, inputs="mixed", noncontiguous=True, words="mixed")
+            yield DraftCase(small, dtype, inputs=MIXED, noncontiguous=True, words="mixed")
         yield DraftCase(dict(room.least), dtype, words="least")
         return
     yield DraftCase(primes, dtype, words="prime")
@@ -357,14 +362,14 @@ def _check_plans(room: Room, draft: TaskDraft, small: Sizes, dtype: str) -> Iter
         for scale in _SCALES:
             yield DraftCase(primes, dtype, scale=scale, words="large" if scale > 1 else "tiny")
         if _mixes(draft, small):
-            yield DraftCase(small, dtype, inputs="mixed", words="mixed")
+            yield DraftCase(small, dtype, inputs=MIXED, words="mixed")
         if _mixes(draft, above):
-            yield DraftCase(above, dtype, inputs="mixed", noncontiguous=True, words="mixed_padded")
+            yield DraftCase(above, dtype, inputs=MIXED, noncontiguous=True, words="mixed_padded")
         for kind in draft.rows if _has_rows(draft, below) else ():
             if kind in ("constant", "spiked"):
                 yield DraftCase(below, dtype, inputs=kind, words=kind)
     if draft.nonfinite:
-        yield DraftCase(primes, dtype, inputs="nonfinite", words="nonfinite")
+        yield DraftCase(primes, dtype, inputs=NONFINITE, words="nonfinite")
 
 
 def _has_rows(draft: TaskDraft, sizes: Sizes) -> bool:
@@ -389,7 +394,7 @@ def _large_plans(room: Room, draft: TaskDraft, dtype: str) -> Iterator[DraftCase
     yield DraftCase(large, dtype, words="large_sizes")
     odd = room.changed(large, prime)
     if odd is not None:
-        inputs = "mixed" if draft.rows and _mixes(draft, odd) else "normal"
+        inputs = MIXED if draft.rows and _mixes(draft, odd) else NORMAL
         yield DraftCase(odd, dtype, inputs=inputs, words="large_prime")
 
 

@@ -20,13 +20,26 @@ from kagent.authoring.tracing.trace import TracedOperation
 HALVES = (torch.float16, torch.bfloat16)
 
 
+NORMAL, MIXED, NONFINITE, BLANK = "normal", "mixed", "nonfinite", "blank"
+THRESHOLDS, COARSE = "thresholds", "coarse"
+"""Names of distributions, as `inputs` of a reference.py has them."""
+ROWS: Mapping[str, str] = {
+    "constant": "one value",
+    "tiny": "times 0.001",
+    "large": "times 8",
+    "spiked": "one element times 100",
+    "zeros": "0",
+}
+"""Kinds of rows beside those that are drawn as the example is, each a distribution, too."""
+
+
 @dataclass(frozen=True)
 class DraftCase:
     """A case: sizes, and what else differs from the plainest."""
 
     sizes: Mapping[str, int]
     dtype: str
-    inputs: str = "normal"
+    inputs: str = NORMAL
     scale: float = 1.0
     noncontiguous: bool = False
     offset: int = 0

@@ -12,7 +12,16 @@ from typing import Any
 import torch
 
 from kagent.authoring.draft.code import CodeWriter
-from kagent.authoring.draft.draft import TaskDraft
+from kagent.authoring.draft.draft import (
+    BLANK,
+    COARSE,
+    MIXED,
+    NONFINITE,
+    NORMAL,
+    ROWS,
+    THRESHOLDS,
+    TaskDraft,
+)
 from kagent.authoring.draft.pointers import (
     OwnBounds,
     Pointing,
@@ -50,20 +59,20 @@ def inputs_lines(draft: TaskDraft) -> list[str]:
     doc = [
         "Draw the arguments of a call.",
         "",
-        *_wrapped(f"Distributions: `normal` draws as the example does: {'; '.join(words)}."),
+        *_wrapped(f"Distributions: `{NORMAL}` draws as the example does: {'; '.join(words)}."),
     ]
     if varied:
         doc += _wrapped(f"The case's scale multiplies {', '.join(varied)}. " + _row_words(draft))
     for name, numbers in draft.thresholds.items():
         where = " and ".join(f"{n:g}" for n in numbers)
-        doc += _wrapped(f"In `thresholds` {name} is around {where}, where a branch changes.")
+        doc += _wrapped(f"In `{THRESHOLDS}` {name} is around {where}, where a branch changes.")
     if draft.coarse:
         doc += _wrapped(
-            "`coarse`: all floating-point numbers, those of the module, too, are rounded to few, "
-            "so that many are equal."
+            f"`{COARSE}`: all floating-point numbers, those of the module, too, are rounded to "
+            "few, so that many are equal."
         )
     if draft.blank:
-        doc += _wrapped("`blank`: all floating-point numbers are 0, those of the module, too.")
+        doc += _wrapped(f"`{BLANK}`: all floating-point numbers are 0, those of the module, too.")
     whole = " ".join(lines)
     body = [f'{n} = int(case.dims["{n}"])' for n in trace.dims]
     body += ["dtype = getattr(torch, case.dtype)"] if "dtype" in whole else []
@@ -87,8 +96,8 @@ def _returned(draft: TaskDraft, pairs: Sequence[str]) -> list[str]:
         return broken("return {", pairs, "}")
     lines = broken("drawn = {", pairs, "}")
     for kind, wanted, made, of in (
-        ("blank", draft.blank, "torch.zeros_like(t)", "t.is_floating_point()"),
-        ("coarse", draft.coarse, "round_coarsely(t)", "t.is_floating_point() and t.itemsize > 1"),
+        (BLANK, draft.blank, "torch.zeros_like(t)", "t.is_floating_point()"),
+        (COARSE, draft.coarse, "round_coarsely(t)", "t.is_floating_point() and t.itemsize > 1"),
     ):
         if wanted:
             lines += [
@@ -104,22 +113,15 @@ def _returned(draft: TaskDraft, pairs: Sequence[str]) -> list[str]:
 def _row_words(draft: TaskDraft) -> str:
     if not draft.rows:
         return ""
-    kinds = {
-        "constant": "one value",
-        "tiny": "times 0.001",
-        "large": "times 8",
-        "spiked": "one element times 100",
-        "zeros": "0",
-    }
-    each = "; ".join(f"`{r}` ({kinds[r]})" for r in draft.rows)
+    each = "; ".join(f"`{r}` ({ROWS[r]})" for r in draft.rows)
     row = (
         f"each {PART} elements are a row, which"
         if _flat(draft)
         else "each row of the last dimension"
     )
-    text = f"Of these, {row} is {each}; `mixed` has rows of all kinds."
+    text = f"Of these, {row} is {each}; `{MIXED}` has rows of all kinds."
     if draft.nonfinite:
-        text += " In `nonfinite` every third row, one at least, has +inf, -inf or NaN instead."
+        text += f" In `{NONFINITE}` every third row, one at least, has +inf, -inf or NaN instead."
     return text
 
 
@@ -129,7 +131,7 @@ def _flat(draft: TaskDraft) -> bool:
 
 
 _BROKEN = (
-    '    if case.inputs == "nonfinite":',
+    f"    if case.inputs == {quoted(NONFINITE)}:",
     "        broken = draw_rows(n, 3, generator, x.device) & one",
     "        other = draw_kinds(n, 3, generator, x.device)",
     "        for i, value in enumerate((torch.inf, -torch.inf, torch.nan)):",
@@ -142,8 +144,9 @@ def _varied(draft: TaskDraft) -> list[str]:
     rows = ("given", *draft.rows)
     flat = _flat(draft)
     whole = "torch.nn.functional.pad(x, (0, -len(x) % PART)).reshape(-1, PART)"
-    kinds = ["normal"] + ["blank"] * draft.blank + ["coarse"] * draft.coarse
-    unchanged = f"in ({', '.join(map(quoted, kinds))})" if len(kinds) > 1 else '== "normal"'
+    kinds = [NORMAL] + [BLANK] * draft.blank + [COARSE] * draft.coarse
+    among = ", ".join(map(quoted, kinds))
+    unchanged = f"in ({among})" if len(kinds) > 1 else f"== {among}"
     if not flat and any(len(e.shape) == 1 for e in draft.varied):
         unchanged += " or x.dim() == 1"  # one number for each column: it has no rows
     at = "torch.randint(columns, (n, 1), generator=generator, device=x.device)"
@@ -152,8 +155,9 @@ def _varied(draft: TaskDraft) -> list[str]:
     parameters = ["x: torch.Tensor", "case: Case", "generator: torch.Generator"]
     if draft.thresholds:
         parameters.append("thresholds: dict[float, int] | None = None")
+    both = ", ".join(map(quoted, (MIXED, NONFINITE)))
     around = [
-        '    if case.inputs == "thresholds":',
+        f"    if case.inputs == {quoted(THRESHOLDS)}:",
         "        return draw_around(x, thresholds, generator) if thresholds else x",
     ]
     return [
@@ -168,8 +172,8 @@ def _varied(draft: TaskDraft) -> list[str]:
         *(around if draft.thresholds else []),
         f"    if case.inputs {unchanged}:",
         "        return x",
-        '    names = ROWS if case.inputs in ("mixed", "nonfinite") else (case.inputs,)',
-        '    every = {"given", "constant", "tiny", "large", "spiked", "zeros"}',
+        f"    names = ROWS if case.inputs in ({both}) else (case.inputs,)",
+        f"    every = {{{', '.join(map(quoted, ('given', *ROWS)))}}}",
         "    if not every.issuperset(names):",
         '        raise ValueError(f"no distribution {case.inputs!r} here")',
         f"    rows = {whole if flat else 'x.reshape(-1, x.shape[-1])'}",

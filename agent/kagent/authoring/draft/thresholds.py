@@ -26,14 +26,10 @@ from kagent_sandbox.judge.check.omissions import name_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from kagent.authoring.draft.draft import DraftCase, TaskDraft
+from kagent.authoring.draft.draft import COARSE, THRESHOLDS, DraftCase, TaskDraft
 from kagent.authoring.draft.trial import Trials, written
 from kagent.authoring.proofs import SHAPED
 
-KIND = "thresholds"
-"""Name of the distribution at such numbers."""
-COARSE = "coarse"
-"""Name of the distribution of few numbers, where several inputs make what is compared."""
 _COMPARING = frozenset(
     {"lt", "le", "gt", "ge", "eq", "ne", "clamp", "clamp_min", "clamp_max", "hardtanh"}
     | {"maximum", "minimum", "fmax", "fmin"}
@@ -140,7 +136,7 @@ def find_thresholds(
         cases: Its cases, the first of which is tried around thresholds.
         dtypes: Dtypes of cases on any device.
     """
-    first = replace(cases[0], inputs=KIND)
+    first = replace(cases[0], inputs=THRESHOLDS)
     plans = [
         replace(first, dtype=d, scale=s) for d in dtypes for s in sorted({c.scale for c in cases})
     ]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kagent.authoring.draft.draft import DraftCase, DraftGenerator, TaskDraft, plain
+from kagent.authoring.draft.draft import NORMAL, DraftCase, DraftGenerator, TaskDraft, plain
 from kagent.authoring.draft.source_lines import quoted
 from kagent.authoring.proofs import Proof
 from kagent.authoring.tracing import traffic
@@ -227,7 +227,7 @@ def _row_dims(draft: TaskDraft, shape: Sequence[int | str]) -> int:
 
 def _case(kind: str, case: DraftCase) -> list[str]:
     lines = [f"name = {quoted(case.name(kind))}", f"dtype = {quoted(case.dtype)}"]
-    if case.inputs != "normal":
+    if case.inputs != NORMAL:
         lines.append(f"inputs = {quoted(case.inputs)}")
     if case.scale != 1.0:
         lines.append(f"scale = {case.scale}")

@@ -27,7 +27,7 @@ from torch._decomp import core_aten_decompositions
 from torch._dispatch.python import enable_python_dispatcher
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kagent.authoring.draft.draft import DraftCase, TaskDraft
+from kagent.authoring.draft.draft import BLANK, NONFINITE, DraftCase, TaskDraft
 from kagent.authoring.draft.inputs import constraints_of_draws
 from kagent.authoring.draft.orders import ORDERS, ROOM, Reordered, draws_of
 from kagent.authoring.draft.reference import reference_py
@@ -336,9 +336,9 @@ class Trials:
                 if not torch.equal(out, ref.to(out.dtype)):
                     return Tried(f"result {result.name} depends on rounding", rounding=True)
                 continue
-            if not _fits(_wide(out), ref) and case.inputs != "nonfinite":
+            if not _fits(_wide(out), ref) and case.inputs != NONFINITE:
                 return Tried(f"result {result.name} is not finite")
-            if not ref.any() and case.inputs not in ("zeros", "blank"):
+            if not ref.any() and case.inputs not in ("zeros", BLANK):
                 return Tried(f"result {result.name} is 0 everywhere")
             eps = max([numerics.epsilon(out.dtype), *inputs_eps])
             whole = numerics.measure_errors(out, ref, row_dims=0).row
@@ -355,7 +355,7 @@ class Trials:
                     f"{worst}, {most_eager:.3g} at most are expected"
                 )
                 return Tried(why + self._narrower(eps), rounding=True)
-            if not _fits(_wide(other), ref) and case.inputs != "nonfinite":
+            if not _fits(_wide(other), ref) and case.inputs != NONFINITE:
                 why = f"result {result.name}: rounding decides where it is infinite"
                 return Tried(why, rounding=True)
             shaken = numerics.measure_errors(other, ref, result.row_dims)
