@@ -41,10 +41,6 @@ class Tunable:
         """Place of the current value among `values`."""
         return _index(self.values, self.current)
 
-    def steps_to(self, value: Value) -> int:
-        """Return a value's distance from the current one, in places."""
-        return abs(_index(self.values, value) - self.index)
-
 
 @dataclass(frozen=True, slots=True)
 class Tunables:

@@ -96,9 +96,7 @@ def cpu_launcher_confinement(
     )
 
 
-def gpu_launcher_confinement(
-    *, memory_bytes: int = 64 << 30, tier: Tier | None = None
-) -> Confinement:
+def gpu_launcher_confinement(*, tier: Tier | None = None) -> Confinement:
     """Runs plans on a GPU: the context exists before the lock, device code is loaded after it.
 
     Does not shield the kernel's driver, which the process talks to by ioctl. Arenas open across
@@ -109,7 +107,7 @@ def gpu_launcher_confinement(
     return Confinement(
         read=(*toolchain(), *extra),
         devices=tuple(str(p) for p in nodes),
-        memory_bytes=memory_bytes,
+        memory_bytes=64 << 30,
         cpu_s=7200,
         processes=512,
         files=4096,

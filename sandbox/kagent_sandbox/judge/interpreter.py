@@ -96,12 +96,10 @@ class Interpreter:
         run_seed: int,
         *,
         target: str = "sm_90a",
-        most_elements: int | None = None,
         tier: Tier | None = None,
     ) -> None:
         self._task = task = task.calibrated("gpu")
         self._target = parse_target(target)
-        self._most_elements = most_elements
         self._cases = check_cases(task, "gpu", run_seed)
         self._checker = Checker(task, InputSampler(task, torch.device("cpu"), TRAITS.inputs))
         self._tier = tier
@@ -183,8 +181,7 @@ class Interpreter:
         except SyntaxError as e:
             return syntax_error(e, source)
         launched = programs or {}
-        largest = MOST_SIMULATED_ELEMENTS if GLUON.is_in(source) else MOST_ELEMENTS
-        most = largest if self._most_elements is None else self._most_elements
+        most = MOST_SIMULATED_ELEMENTS if GLUON.is_in(source) else MOST_ELEMENTS
         cases = [*self._cases, *more]
         small = [
             c

@@ -66,19 +66,15 @@ class TaskCheck:
     excused: tuple[str, ...] = ()
 
 
-def check_task(
-    task: Task, kind: Kind, say: Callable[[str], None] = lambda _: None, *, cached: bool = True
-) -> TaskCheck:
+def check_task(task: Task, kind: Kind, say: Callable[[str], None] = lambda _: None) -> TaskCheck:
     """Check a task for one kind of device: see `check_kinds`."""
-    return check_kinds(task, (kind,), say, cached=cached)[0]
+    return check_kinds(task, (kind,), say)[0]
 
 
 def check_kinds(
     task: Task,
     kinds: Sequence[Kind] = ("gpu", "cpu"),
     say: Callable[[str], None] = lambda _: None,
-    *,
-    cached: bool = True,
 ) -> list[TaskCheck]:
     """Check a task for kinds of device, or recall what an earlier check found.
 
@@ -90,20 +86,17 @@ def check_kinds(
         task: The task.
         kinds: Whose cases.
         say: Is told what is being done, and what it cost.
-        cached: Whether an earlier check counts.
 
     Raises:
         TaskError: The task has a fault; one line that names its file and what in it.
     """
     names = {kind: _cache_names(task, kind) for kind in kinds}
-    found: dict[Kind, TaskCheck] = {}
-    if cached:
-        recalled = {kind: cache.load(name, TaskCheck) for kind, (name, _) in names.items()}
-        found = {kind: check for kind, check in recalled.items() if check is not None}
+    recalled = {kind: cache.load(name, TaskCheck) for kind, (name, _) in names.items()}
+    found = {kind: check for kind, check in recalled.items() if check is not None}
     left = [kind for kind in kinds if kind not in found]
     if left:
         say(f"checking the task {task.name} itself, once")
-        known = {k: cache.load(names[k][1], TaskCheck) if cached else None for k in left}
+        known = {k: cache.load(names[k][1], TaskCheck) for k in left}
         on_gpu = {k: known.pop(k) for k in left if _on_gpu(k)}
         found |= _check_on_gpu(task, on_gpu, say) if on_gpu else {}
         found |= _run(task, known, "cpu", alone=True) if known else {}

@@ -23,7 +23,6 @@ LIMIT_S = 1800.0
 torch.compile.
 """
 _MAX_ANSWER_BYTES = 1 << 20
-_MOST_NAMED = 20
 _PYTEST = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments")
 """Packages that pytest imports, some of them only when tests run: perhaps not where torch is."""
 

@@ -113,10 +113,6 @@ class Inputs:
         """Offsets of what the results have a row for."""
         return next((s for s in self.sequences if s.queries), None)
 
-    def may_be_empty(self) -> bool:
-        """Whether sequences may have no tokens."""
-        return bool(self.sequences)
-
     def notes(self) -> list[str]:
         """A sentence for each input about its values."""
         return [f"{n}: {text}" for n, text in self._notes.items()]
