@@ -1,4 +1,4 @@
-"""What the schema of one of torch's operations says. Needs no torch."""
+"""Facts about an operation from its schema. Needs no torch."""
 
 from __future__ import annotations
 

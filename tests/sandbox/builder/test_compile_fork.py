@@ -60,9 +60,9 @@ def test_a_dead_compile_fork_and_unusual_values_leave_the_work_to_who_asks(modul
     try:
         compile_fork.use(fork.channel, known)
         options = types.SimpleNamespace(num_warps=4)
-        compile_fork.compile_ahead(module.plain, {"x": "i32"}, {}, {}, options)
-        compile_fork.compile_ahead(module.plain, {"x": "i32"}, {(0,): object()}, {}, options)
-        compile_fork.compile_ahead(object(), {}, {}, {}, options)
+        for kernel, constants in ((module.plain, {}), (module.plain, {(0,): object()}), (any, {})):
+            found = compile_fork.compile_ahead(kernel, {"x": "i32"}, constants, {}, options)
+            assert found == []
     finally:
         compile_fork.use(None, {})
         fork.close()

