@@ -3,7 +3,8 @@
 A kernel may keep its last result, and give it again where a few elements of the inputs are what
 they were, at the same addresses. On draws that share nothing it is right, and in a program whose
 tensors change in place it is wrong. So a check ends with a run right after another one, in the same
-place, on the same inputs but for one element, anywhere.
+place, on the same inputs but for one element, anywhere. Each argument has its turn, those of whole
+numbers and of 8 bits, too: what a kept result does not depend on is what a kernel leaves out.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ if TYPE_CHECKING:
     from kagent_sandbox.judge.check.inputs import InputSampler, InputSet
 
 TRIES = 3
-"""Elements that are tried: a change of some is not seen in any result, or is no input of the task,
+"""Arguments that are tried: a change of some is not seen in any result, or is no input of the task,
 as where one argument is computed from another."""
 
 
 def altered(sampler: InputSampler, input_set: InputSet) -> InputSet | None:
-    """Change one element of a floating-point argument, so that a result must be another one.
+    """Change one element of an argument, so that a result must be another one: of one of those
+    whose turn has come the fewest times.
 
     Args:
         sampler: Of the task, with its reference.
@@ -39,12 +41,12 @@ def altered(sampler: InputSampler, input_set: InputSet) -> InputSet | None:
         The altered draw, or None if none was found: torch must be as near to the reference on it as
         a candidate may be, and the results of the draw as it was must be too far.
     """
-    names = [
-        name
-        for name, t in input_set.tensors.items()
-        if t.is_floating_point() and t.dtype.itemsize > 1 and t.numel() > 1
-    ]
-    for name in random.SystemRandom().choices(names, k=TRIES) if names else ():
+    turns = sampler.alterations
+    names = list(input_set.tensors)
+    random.SystemRandom().shuffle(names)
+    names.sort(key=turns.__getitem__)
+    for name in names[:TRIES]:
+        turns[name] += 1
         tensor = input_set.tensors[name].clone(memory_format=torch.contiguous_format)
         if not _change(tensor):
             continue
@@ -66,14 +68,42 @@ def altered(sampler: InputSampler, input_set: InputSet) -> InputSet | None:
 
 
 def _change(tensor: torch.Tensor) -> bool:
-    """Let a random element have the largest finite value of a tensor, or minus that."""
+    """Change a random element, in place, to what may stand there.
+
+    A floating-point number becomes the largest finite one of the tensor, or minus that. A whole
+    number changes places with another one: indices stay in their range, and permutations what they
+    are; where all are in order, as offsets are, none does. A truth value becomes the other one.
+    """
     flat = tensor.view(-1)
-    sizes = torch.where(flat.isfinite(), flat.abs(), 0)
-    value = flat[sizes.argmax()].clone()
-    place = random.SystemRandom().randrange(flat.numel())
-    if bool(flat[place] == value):
+    if not flat.numel():
         return False
-    flat[place] = value
+    place = random.SystemRandom().randrange(flat.numel())
+    if tensor.dtype == torch.bool:
+        flat[place] = ~flat[place]
+        return True
+    if not tensor.is_floating_point():
+        return _swap(flat, place)
+    if flat.numel() == 1:
+        flat.fill_(1.5 * float(flat) if float(flat) else 1.0)
+        return True
+    sizes = flat.float().abs()
+    largest = int(torch.where(sizes.isfinite(), sizes, 0).argmax())
+    if bool(flat[place].float() == flat[largest].float()):
+        return False
+    flat[place] = flat[largest].clone()
+    return True
+
+
+def _swap(flat: torch.Tensor, place: int) -> bool:
+    if bool((flat[1:] >= flat[:-1]).all()):
+        return False
+    # A negative number says something else than those that are not, as padding does.
+    others = (flat != flat[place]) & ((flat < 0) == (flat[place] < 0))
+    places = others.nonzero().flatten()
+    if not len(places):
+        return False
+    other = int(places[random.SystemRandom().randrange(len(places))])
+    flat[place], flat[other] = flat[other].clone(), flat[place].clone()
     return True
 
 

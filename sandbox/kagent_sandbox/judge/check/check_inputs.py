@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+MOST_ALTERED = 4
+"""Altered draws of one case, each the one before but for one element."""
 MOST_AHEAD_BYTES = 512 << 20
 """Bytes that a call on a case moves, up to which its inputs are drawn ahead: of larger ones, with
 the reference's results in float64, two sets may not fit beside each other, and the host waits for
@@ -31,8 +34,9 @@ the device anyway."""
 
 
 def draw_sets(sampler: InputSampler, case: Case) -> tuple[InputSet, ...]:
-    """Two sets of inputs of a check case, and the second one altered (`altered_inputs`), the
-    reference's results on all, and torch's errors; of a large case two sets, and the results on the
+    """Two sets of inputs of a check case, and the second one altered (`altered_inputs`), several
+    times where the task has more arguments than check cases, the reference's results on all, and
+    torch's errors; of a large case two sets, and the results on the
     first alone, as the other's have no room beside these.
 
     Raises:
@@ -49,8 +53,13 @@ def draw_sets(sampler: InputSampler, case: Case) -> tuple[InputSet, ...]:
         return first, other
     sampler.expected(other)
     if other.known_altered is None:
-        found = altered(sampler, other)
-        other.known_altered = () if found is None else (found,)
+        # Arguments have their turns over the cases; where there are more of them, so has each case.
+        cases = len(sampler.task.cases("gpu" if sampler.device.type == "cuda" else "cpu").check)
+        turns = min(MOST_ALTERED, math.ceil(len(other.tensors) / max(1, cases)))
+        found = [other]
+        while len(found) <= turns and (further := altered(sampler, found[-1])) is not None:
+            found.append(further)
+        other.known_altered = tuple(found[1:])
     return first, other, *other.known_altered
 
 

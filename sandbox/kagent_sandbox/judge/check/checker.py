@@ -131,7 +131,8 @@ class Checker:
         """Run one case: on the first draw in two places, then on the others where it ran last.
 
         Memory of the second place is aligned no better than torch's own. The third run has new data
-        at the same addresses, right after the run before it; the fourth one of another element.
+        at the same addresses, right after the run before it; those after it the data of the run
+        before but for one element.
 
         Args:
             session: The candidate's stay on the device.

@@ -15,7 +15,7 @@ import os
 import random
 import secrets
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -148,6 +148,7 @@ class InputSampler:
         self._stale: OrderedDict[str, StaleValues] = OrderedDict()  # the newest last
         self._most_stale_bytes = int(STALE_SHARE * total_bytes(device))
         self._eager_s: dict[str, float] = {}
+        self.alterations: Counter[str] = Counter()  # turns of each argument (`altered_inputs`)
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         self._most_stocked_bytes = int(policy.stock_share * memory)
         self._threads = ThreadPoolExecutor(policy.threads) if policy.threads else None

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kagent_sandbox.data.plan import SCALAR_BYTES, KernelInfo, Launch, Null, Pointer, Struct
 from kagent_sandbox.data.verdict import Status
 from kagent_sandbox.device.cuda.driver import GpuError, call
-from kagent_sandbox.device.cuda.facts import target
+from kagent_sandbox.device.detect import target_name
 from kagent_sandbox.device.cuda.launch_args import (
     DeviceLimits,
     KernelLimits,
@@ -222,4 +222,8 @@ def test_results_come_without_the_status():
 
 
 def test_hopper_and_later_compile_for_their_own_instructions():
-    assert [target(8, 0), target(9, 0), target(10, 0)] == ["sm_80", "sm_90a", "sm_100a"]
+    assert [target_name(8, 0), target_name(9, 0), target_name(10, 0)] == [
+        "sm_80",
+        "sm_90a",
+        "sm_100a",
+    ]

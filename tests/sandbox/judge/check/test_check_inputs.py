@@ -1,14 +1,17 @@
 """Inputs of a check are drawn one case ahead, by a thread that ends with the check."""
 
+import itertools
+import math
 import threading
 
 import pytest
 import torch
 from handmade_candidates import REFERENCE, write_task
+from kagent.tasks import find_task
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.device.traits import InputPolicy
 from kagent_sandbox.errors import TaskError
-from kagent_sandbox.judge.check import check_inputs
+from kagent_sandbox.judge.check import altered_inputs, check_inputs
 from kagent_sandbox.judge.check.check_inputs import draw_sets, drawn_new, drawn_sets
 from kagent_sandbox.judge.check.inputs import InputSampler
 
@@ -36,6 +39,45 @@ def test_every_case_has_draws_with_the_reference_on_each(task, policy):
         assert int((other.tensors[name] != changed.tensors[name]).sum()) == 1
         differ = (other.known_results[0] - changed.known_results[0]).abs().amax()
         assert differ > 1e-3 * other.known_results[0].abs().amax()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float8_e4m3fn", "int64", "int8", "uint8", "bool"])
+@pytest.mark.parametrize("shape", [(3, 5), (1,), ()])
+def test_one_element_of_any_dtype_is_changed(dtype, shape):
+    of = getattr(torch, dtype)
+    before = (torch.randperm(15)[: math.prod(shape)].view(shape) % 7).to(of)
+    after = before.clone()
+    done = altered_inputs._change(after)
+    changed = int((after.float() != before.float()).sum())
+    if before.numel() == 1 and not (of.is_floating_point or of == torch.bool):
+        assert (done, changed) == (False, 0)  # nothing is known of what else may stand there
+    elif of.is_floating_point or of == torch.bool:
+        assert changed == int(done)
+    else:
+        assert (done, changed) == (True, 2)
+        assert after.flatten().sort().values.equal(before.flatten().sort().values)
+
+
+def test_offsets_and_padding_stay_what_they_are():
+    offsets = torch.tensor([0, 3, 3, 9])
+    assert not altered_inputs._change(offsets.clone())
+    for _ in range(20):
+        padded = torch.tensor([4, 2, -1, -1])
+        if altered_inputs._change(padded):
+            assert padded.tolist() == [2, 4, -1, -1]
+
+
+@pytest.mark.parametrize("name", ["fp8_linear", "int8_linear", "adamw"])
+def test_every_argument_has_its_turn(name):
+    task = find_task(name)
+    sampler = InputSampler(task, torch.device("cpu"), POLICIES["all new"])
+    changed = set()
+    for case in task.cases("cpu").check:
+        _, other, *altered = draw_sets(sampler, case)
+        for before, after in itertools.pairwise([other, *altered]):
+            (argument,) = (n for n, t in after.tensors.items() if t is not before.tensors[n])
+            changed.add(argument)
+    assert changed == {a.name for a in task.arguments if a.shape is not None}
 
 
 def test_a_draw_is_altered_once(task):
