@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from kagent_sandbox.data.plan import SCALAR_BYTES, KernelInfo, Launch, Null, Pointer, Struct
 from kagent_sandbox.data.verdict import Status
 from kagent_sandbox.device.cuda.driver import GpuError, call
-from kagent_sandbox.device.detect import target_name
 from kagent_sandbox.device.cuda.launch_args import (
     DeviceLimits,
     KernelLimits,
@@ -21,6 +20,7 @@ from kagent_sandbox.device.cuda.launch_args import (
     launch_config,
     over_limit,
 )
+from kagent_sandbox.device.detect import target_name
 from kagent_sandbox.errors import DeviceError
 from kagent_sandbox.runtime.scalars import scalar_bytes
 
