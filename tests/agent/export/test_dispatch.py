@@ -1,5 +1,6 @@
 """Which kernel an exported operator uses, and what happens where it has none."""
 
+import importlib
 import json
 import linecache
 import math
@@ -403,6 +404,73 @@ def test_memory_that_runs_out_is_the_callers_affair(package):
     for _ in range(2):
         with pytest.raises(torch.OutOfMemoryError, match="full"):
             lib.gelu.gelu(torch.randn(3, 4))
+
+
+@pytest.fixture
+def half_by_default():
+    torch.set_default_dtype(torch.bfloat16)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def test_under_another_default_dtype_torch_is_called(package, request):
+    """The workspace of such a kernel would have half as many bytes."""
+    package.add_kernel("gelu", "import torch\ndef gelu(x): return torch.empty(x.shape).fill_(7)\n")
+    lib = imported(package, "gelu")
+    x = torch.randn(3, 4)
+    assert lib.gelu.gelu(x).eq(7).all()
+    request.getfixturevalue("half_by_default")
+    results = []
+    (text,) = count_warnings(lambda: results.append(lib.gelu.gelu(x)))
+    assert "torch's default dtype is torch.bfloat16, and kernels were checked with" in text
+    assert count_warnings(lambda: results.append(lib.gelu._gelu.op(x))) == []
+    for result in results:
+        torch.testing.assert_close(result, F.gelu(x, approximate="tanh"))
+
+
+HALF = """
+import torch
+from .._about import NAMESPACE
+from .._library import LibraryOperator
+__all__ = []
+def _reference(x):
+    x.mul_(0.5)
+_halved = LibraryOperator(
+    "gelu", "(Tensor(a!) x) -> ()", namespace=NAMESPACE, reference=_reference, fake=lambda x: None,
+    dims=lambda x: {"M": x.shape[0], "N": x.shape[1]},
+)
+"""
+STEPS = """
+import torch
+CALLS = []
+def gelu(x):
+    CALLS.append(1)
+    x[: len(x) // 2].mul_(0.5)
+    if len(CALLS) in FAILS:
+        raise RuntimeError("no launch")
+    x[len(x) // 2 :].mul_(0.5)
+"""
+
+
+@pytest.mark.parametrize("fails", [{1}, {2}, set()])
+def test_a_kernel_that_fails_between_two_launches_leaves_no_half_step(package, fails):
+    package.add_operator("halved", HALF)
+    package.add_kernel("gelu", f"FAILS = {fails}\n{STEPS}")
+    lib = imported(package)
+    halved = importlib.import_module(f"{lib.__name__}.operators.halved")._halved
+    x, expected = torch.ones(4, 8), torch.ones(4, 8)
+    for call in (1, 2, 3):
+        if call in fails and call > 1:  # it ran before: nobody expects copies any more
+            with pytest.raises(RuntimeError, match="may have written part of its arguments"):
+                halved(x)
+            x.copy_(expected.mul_(0.5))
+        elif call in fails:
+            assert len(count_warnings(lambda: halved(x), 1)) == 1
+            expected.mul_(0.5)
+        else:
+            halved(x)
+            expected.mul_(0.5)
+        torch.testing.assert_close(x, expected)
 
 
 def test_a_failing_kernel_does_not_take_others_with_it(package):
