@@ -1,16 +1,18 @@
-"""Replay of a candidate's source: its host code, once, on real tensors, compared with its plan.
+"""Replay of a candidate's source: its host code on real tensors, compared with its plan.
 
 A plan shows the work of host code on symbolic tensors, but the source is exported. So the source is
-run as a user would run it, with the launchers of a kernel library, in a confined process. Its work
-is recorded as a plan, too, and must be the same: every launch (the binary, grid, block, shared
-memory, cluster, cooperative and dependent launch, scalars, tensor maps, the bytes of the tensor
-behind each pointer), every fill, copy and operation of torch between them, in order, and every
-result. A difference is TAMPER.
+run as a user would run it, with the launchers of a kernel library, in a confined process, three
+times for each case: a library records the second call. Its work is recorded as a plan, too, and
+must be the same each time: every launch (the binary, grid, block, shared memory, cluster,
+cooperative and dependent launch, scalars, tensor maps, the bytes of the tensor behind each
+pointer), every fill, copy and operation of torch between them, in order, and every result. A
+difference is TAMPER.
 
 C++ runs on the CPU; CUDA and Triton on an NVIDIA GPU of the plan's target, in a process that makes
 its context, locks itself, and only then loads the candidate.
 
-Not covered: host code that tells this process from a user's by its limits, its parent, the names of
+Not covered: host code that behaves for three calls, or at the cases' sizes, and then does something
+else; host code that tells this process from a user's by its limits, its parent, the names of
 private folders (on a GPU) or the contents of memory, and then behaves; host code that patches the
 recorder, since it runs in the same process; writes through addresses; the time when memory is
 freed. The values of arguments are random numbers, or zeros, where the caller gives none.
@@ -203,7 +205,9 @@ class Replayer:
         hashes = {k.hash for k in plan.kernels}
         known = self.observed.sources.setdefault(kernel, [])
         rows = cast("dict[str, Any]", message.obj)["sources"]
-        for (record, target, symbol), binary in zip(rows, message.blobs[1:], strict=True):
+        for (record, target, symbol), binary in zip(
+            rows, message.blobs[len(_plans(message)) :], strict=True
+        ):
             source = Source.of(record)
             key = source.key(target)
             if target != plan.target:
@@ -231,4 +235,17 @@ def _compared(plan: Plan, message: Message) -> str | None:
     failed = cast("dict[str, Any]", message.obj).get("failed")
     if failed is not None:
         return f"it fails: {printable(str(failed))[:_MAX_TEXT]}"
-    return first_difference(plan, parse_plan(message.blobs[0]))
+    found = (first_difference(plan, parse_plan(blob)) for blob in _plans(message))
+    return next((different for different in found if different is not None), None)
+
+
+def _plans(message: Message) -> Sequence[bytes]:
+    """The plans of an answer: one, if all calls did the same.
+
+    Raises:
+        LookupError, TypeError, ValueError: It has none.
+    """
+    count = int(cast("dict[str, Any]", message.obj)["plans"])
+    if not 0 < count <= len(message.blobs):
+        raise ValueError(f"{count} plans in {len(message.blobs)} blobs")
+    return message.blobs[:count]

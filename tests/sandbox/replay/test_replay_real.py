@@ -169,13 +169,23 @@ COUNTING = SCRATCH.replace(
 )
 
 
+@pytest.mark.parametrize("honest_calls", [1, 2])
+def test_host_code_that_counts_calls_is_found(tools, honest_calls):
+    """Each case is called three times, for a library records the second call."""
+    source = COUNTING.replace("len(calls) > 1", f"len(calls) > {honest_calls}")
+    verdict = replayed(tools, source)
+    assert verdict.status is Status.TAMPER
+    assert "0 launches, the plan has 3" in verdict.message
+
+
 def test_a_process_is_called_again_as_a_users_is(tools):
     builder, replayer = tools
     cases = (CASE, dataclasses.replace(CASE, name="again"))
-    built = builder.build(BuildRequest(COUNTING, "rows", "cpu", cases))
+    source = COUNTING.replace("len(calls) > 1", "len(calls) > 3")
+    built = builder.build(BuildRequest(source, "rows", "cpu", cases))
     assert isinstance(built, Built), built
     verdicts = [
-        replayer.compare(COUNTING, "rows", c, built.plans[0, c.name], built.configs[0])
+        replayer.compare(source, "rows", c, built.plans[0, c.name], built.configs[0])
         for c in cases
     ]
     assert verdicts[0] is None
