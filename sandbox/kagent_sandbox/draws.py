@@ -1,7 +1,8 @@
 """Inputs that tasks have in common: what reference.py may import for its `inputs`.
 
     from kagent_sandbox.draws import draw_as_counted, draw_attention, draw_index, offsets, segments
-    from kagent_sandbox.draws import break_rows, draw_around, draw_kinds, draw_rows, plant
+    from kagent_sandbox.draws import break_rows, draw_around, draw_kinds, draw_masks, draw_rows
+    from kagent_sandbox.draws import plant, round_coarsely
 
 An exported library has these functions in its copy of reference.py.
 """
@@ -233,6 +234,39 @@ def plant(
     which = torch.randint(len(values), shape, generator=generator, device=device)
     for i, value in enumerate(values):
         tensor.masked_fill_((position < share) & (which == i), value)
+
+
+def draw_masks(
+    mask: torch.Tensor, generator: torch.Generator, *, empty: bool = True
+) -> torch.Tensor:
+    """Draw some rows of a mask anew: at random, all true, and all false.
+
+    Args:
+        mask: Truth values, or numbers that are 0 or 1; the last dimension is a row.
+        generator: The source of chance, on the mask's device.
+        empty: Whether rows may be all false. Otherwise random ones have a true value.
+
+    Returns:
+        A tensor of the same shape and dtype; about a third of its rows, or a quarter, are as given.
+
+    Example:
+        Draw rows of a causal mask anew:
+
+            import torch
+
+            generator = torch.Generator().manual_seed(0)
+            mask = draw_masks(torch.ones(64, 64).bool().tril(), generator)
+            assert mask.all(1).any() and not mask.any(1).all()
+    """
+    if not mask.numel():
+        return mask
+    rows = mask.reshape(-1, mask.shape[-1] if mask.dim() else 1)
+    count, columns = rows.shape
+    kind = draw_kinds(count, 4 if empty else 3, generator, mask.device)
+    random = torch.rand((count, columns), generator=generator, device=mask.device)
+    drawn = (random < 0.5) | (random == random.amin(1, keepdim=True))
+    changed = torch.where(kind == 1, drawn, kind == 2)
+    return torch.where(kind == 0, rows, changed.to(mask.dtype)).reshape(mask.shape)
 
 
 def round_coarsely(tensor: torch.Tensor) -> torch.Tensor:

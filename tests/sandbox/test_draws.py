@@ -2,7 +2,9 @@
 
 import pytest
 import torch
-from kagent_sandbox.draws import draw_around, round_coarsely
+from hypothesis import given
+from hypothesis import strategies as st
+from kagent_sandbox.draws import draw_around, draw_masks, round_coarsely
 
 AROUND = {-2.0: 0, 0.0: 0, 5.0: 4}
 
@@ -34,6 +36,29 @@ def test_what_has_no_rows_has_draws_too():
     assert draw_around(torch.zeros(0, 3), AROUND, generator).shape == (0, 3)
     drawn = {float(draw_around(torch.tensor(9.0), {6.0: 0}, generator)) for _ in range(99)}
     assert {4.0, 6.0, 8.0, 9.0} < drawn
+
+
+@given(
+    st.sampled_from([torch.bool, torch.int64, torch.uint8]),
+    st.lists(st.integers(1, 5), max_size=3),
+    st.booleans(),
+    st.integers(0, 99),
+)
+def test_masks_keep_their_form_and_are_empty_only_if_they_may(dtype, shape, empty, seed):
+    mask = torch.ones(shape, dtype=dtype)
+    found = draw_masks(mask, torch.Generator().manual_seed(seed), empty=empty)
+    assert (found.shape, found.dtype) == (mask.shape, dtype)
+    assert ((found == 0) | (found == 1)).all()
+    assert empty or not shape or (found != 0).any(-1).all()
+
+
+def test_rows_of_a_mask_are_as_given_or_random_or_all_alike():
+    mask = torch.ones(64, 40, dtype=torch.bool).tril()
+    found = draw_masks(mask, torch.Generator().manual_seed(1))
+    kept, full, none = (found == mask).all(1), found.all(1), ~found.any(1)
+    assert [int(k.sum()) // 4 for k in (kept, full, none)] >= [4, 4, 4]
+    others = found[~(kept | full | none)]
+    assert 0.4 < others.double().mean() < 0.6
 
 
 @pytest.mark.parametrize("most", [1, 7, 15, 127, 128, 255, 448])

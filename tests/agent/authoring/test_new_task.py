@@ -7,9 +7,11 @@ import kagent
 import pytest
 import torch
 from kagent.authoring import new_task
+from kagent.authoring.draft.cases import make_draft
 from kagent.authoring.draft.draft import DraftKind, TaskDraft
 from kagent.authoring.draft.inputs import draw_example
 from kagent.authoring.draft.pointers import rounded_index
+from kagent.authoring.draft.reference import reference_py
 from kagent.authoring.draft.rooms import find_rooms, parse_vary
 from kagent.authoring.draft.toml import task_toml
 from kagent.authoring.errors import AuthoringError
@@ -87,6 +89,41 @@ def test_another_operation_takes_the_place_of_a_calibrated_one(tmp_path, in_proc
         make_task(other, folder, seeds=False, force=True)
     assert str(error.value) == f"{folder / 'reference.py'}: wrong; the folder is as it was"
     assert (folder / "task.toml").read_bytes() == before
+
+
+def mean_of_kept(x, mask):
+    return (x * mask).sum(-1) / mask.sum(-1).clamp(min=1)
+
+
+def softmax_of_kept(x, mask):
+    return torch.softmax(x.masked_fill(mask == 0, -torch.inf), -1)
+
+
+@pytest.mark.parametrize(("function", "masks"), [(mean_of_kept, "any"), (softmax_of_kept, "some")])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64])
+def test_rows_of_masks_are_drawn_anew(function, masks, dtype):
+    """The example's mask is causal, and a kernel may know that."""
+    example = torch.randn(96, 64), torch.ones(96, 64).tril().to(dtype)
+    draft = make_draft(next(find_rooms(make_operation(function, example))))
+    assert draft.masks == masks
+    (case,) = (c for c in draft.cpu.check if c.inputs == "masks")
+    assert "masks" in draft.cpu.hidden_check[0].fields["inputs"]
+    space = {}
+    exec(reference_py(draft), space)
+    given = Case(name="c", dtype="float32", inputs="masks", **{**case.sizes, "M": 40, "N": 30})
+    mask = space["inputs"](given, torch.Generator().manual_seed(3), torch.device("cpu"))["mask"]
+    assert (mask.dtype, mask.bool().all(1).any()) == (dtype, True)
+    assert bool((mask.sum(1) == 0).any()) is (masks == "any")
+    assert not mask.bool().equal(torch.ones(40, 30).tril().bool())
+
+
+def test_an_argument_that_no_case_varies_is_a_hole(tmp_path, in_process):
+    def shifted(x, steps):
+        return x * (1 + steps.sum())
+
+    example = torch.randn(96, 64), torch.zeros(7, dtype=torch.int64)
+    made = make_task(make_operation(shifted, example), tmp_path / "t", seeds=False)
+    assert "arguments.steps: no other values of it show in any check case" in " ".join(made.holes)
 
 
 def upper_product(a, b):

@@ -384,6 +384,10 @@ def codes_of_8_bits():
     return torch.randint(0, 256, (256, 16), dtype=torch.uint8), zeros, torch.randn(256, 16)
 
 
+def of_a_kind(x, table, kinds):
+    return x + table[kinds]
+
+
 @pytest.mark.parametrize(
     ("function", "inputs", "dims", "lines"),
     [
@@ -439,6 +443,12 @@ def codes_of_8_bits():
             lambda: (torch.randn(256, 64), torch.randint(0, 64, (256,))),
             2,
             ["torch.randint(0, 64, (M,)"],
+        ),
+        (
+            of_a_kind,  # all of one, in the example
+            lambda: (torch.randn(512, 64), torch.randn(2, 64), torch.zeros(512).long()),
+            2,
+            ["torch.randint(0, 2, (M,)"],
         ),
     ],
 )

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from kagent_sandbox.data.calibration import MOST_FLOOR, MOST_K, ResultCalibration
 from kagent_sandbox.data.formula import evaluate
@@ -14,6 +14,7 @@ from kagent_sandbox.data.formula import evaluate
 from kagent.authoring.draft.draft import (
     COARSE,
     HALVES,
+    MASKS,
     MIXED,
     NONFINITE,
     NORMAL,
@@ -88,9 +89,11 @@ def make_draft(room: Room) -> TaskDraft:
         check = _distinct([c for c, _ in pairs] or [first])
         if not _is_large(found, small):
             draft = find_thresholds(draft, trials, check, {cpu_dtype, dtype})
+    draft = _with_masks(draft, check[0], {cpu_dtype, dtype})
     with written(draft) as folder:
         trials = Trials(draft, folder)
-        for kind in [THRESHOLDS] * bool(draft.thresholds) + [COARSE] * draft.coarse:
+        further_kinds = [THRESHOLDS] * bool(draft.thresholds) + [COARSE] * draft.coarse
+        for kind in further_kinds + [MASKS] * bool(draft.masks):
             further = replace(check[0], inputs=kind, words=kind)
             pairs += accepted(trials, [further])
             check = _distinct([*check, further])
@@ -101,7 +104,8 @@ def make_draft(room: Room) -> TaskDraft:
         large = _large_plans(room, draft, dtype)
         gpu_check = _distinct([*gpu_check, *(c for c, _ in accepted(trials, large))])
     scales = sorted({c.scale for c in check})
-    kinds = sorted({c.inputs for c in check} & {MIXED, NONFINITE, NORMAL, THRESHOLDS, COARSE})
+    drawn_too = {MIXED, NONFINITE, NORMAL, THRESHOLDS, COARSE, MASKS}
+    kinds = sorted({c.inputs for c in check} & drawn_too)
     padded = sorted({c.noncontiguous for c in check})
     offsets = sorted({c.offset for c in check})
     fields: dict[str, Sequence[Any]] = {
@@ -278,6 +282,21 @@ def _without_few(room: Room, trials: Trials, first: DraftCase) -> tuple[Room, fl
                 found.append(floor)
                 break
     return replace(room, least=least), max(found, default=0.0)
+
+
+def _with_masks(draft: TaskDraft, first: DraftCase, dtypes: Iterable[str]) -> TaskDraft:
+    """The draft with rows of masks drawn anew, also without a true value where all is right then:
+    a softmax of nothing is NaN.
+    """
+    wanted: tuple[Literal["any", "some"], ...] = ("any", "some")
+    for masks in wanted if draft.masked else ():
+        tried = draft.with_(masks=masks)
+        plans = [replace(first, inputs=MASKS, dtype=d) for d in dtypes]
+        with written(tried) as folder:
+            trials = Trials(tried, folder)
+            if not any(trials.case(p, f"masks_{i}").why for i, p in enumerate(plans)):
+                return tried
+    return draft
 
 
 def _is_large(found: TracedOperation, sizes: Mapping[str, int]) -> bool:

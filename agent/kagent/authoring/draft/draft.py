@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from kagent_sandbox.data.calibration import ResultCalibration
@@ -13,6 +13,7 @@ from kagent_sandbox.data.formula import evaluate
 
 from kagent.authoring.proofs import Proof
 from kagent.authoring.tracing.choices import IndexResult, find_choices
+from kagent.authoring.tracing.drawing import Drawing
 from kagent.authoring.tracing.operation import Example
 from kagent.authoring.tracing.rounded import RoundedResult, find_rounded
 from kagent.authoring.tracing.trace import TracedOperation
@@ -21,7 +22,7 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 NORMAL, MIXED, NONFINITE, BLANK = "normal", "mixed", "nonfinite", "blank"
-THRESHOLDS, COARSE = "thresholds", "coarse"
+THRESHOLDS, COARSE, MASKS = "thresholds", "coarse", "masks"
 """Names of distributions, as `inputs` of a reference.py has them."""
 ROWS: Mapping[str, str] = {
     "constant": "one value",
@@ -88,6 +89,8 @@ class TaskDraft:
             distance from it in machine epsilons: there the operation's branches change.
         coarse: Whether `coarse` rounds all numbers to few: the operation compares what several
             arguments make, and what is equal may be a branch of its own.
+        masks: Whether `masks` draws rows of masks anew: "any" also all false, "some" none of these,
+            "" none at all.
         constraints: Formulas over dimensions that hold in every case.
         gpu: Cases for GPUs.
         cpu: Cases for CPUs.
@@ -109,6 +112,7 @@ class TaskDraft:
     blank: bool = False
     thresholds: Mapping[str, Mapping[float, int]] = field(default_factory=dict)
     coarse: bool = False
+    masks: Literal["", "some", "any"] = ""
     constraints: tuple[str, ...] = ()
     on_cpu: ResultCalibration | None = None
 
@@ -128,6 +132,17 @@ class TaskDraft:
             e
             for e in self.arguments
             if e.dtype.is_floating_point and not e.parameter and e.shape and not e.drawing.flags
+        ]
+
+    @property
+    def masked(self) -> list[Example]:
+        """Tensors of truth values, or of whole numbers that are 0 or 1."""
+        return [
+            e
+            for e in self.arguments
+            if e.shape
+            and not e.parameter
+            and (e.dtype == torch.bool or (not e.dtype.is_floating_point and _is_0_or_1(e.drawing)))
         ]
 
     @functools.cached_property
@@ -152,6 +167,14 @@ class TaskDraft:
         """Whether most of its operations are matrix products."""
         dims = self.trace.dims
         return evaluate(self.trace.products, dims) > evaluate(self.trace.elements, dims)
+
+
+def _is_0_or_1(drawing: Drawing) -> bool:
+    """Whether all numbers of a distribution are 0 or 1, as far as it tells."""
+    numbers = drawing.a, drawing.b
+    if drawing.kind == "integers":
+        return numbers == (0, 2)
+    return drawing.flags or (drawing.kind in ("lower", "upper") and {*numbers} == {0, 1})
 
 
 def case_dtype(trace: TracedOperation) -> torch.dtype:

@@ -15,6 +15,7 @@ from kagent.authoring.draft.code import CodeWriter
 from kagent.authoring.draft.draft import (
     BLANK,
     COARSE,
+    MASKS,
     MIXED,
     NONFINITE,
     NORMAL,
@@ -51,6 +52,12 @@ def inputs_lines(draft: TaskDraft) -> list[str]:
         lines += _draw(draft, example, drawing, shape, trace.shapes[i])
         lines += moving_lines(draft, i)
         words.append(f"{example.name} {drawing.words()}")
+        if draft.masks and example in draft.masked:
+            empty = "" if draft.masks == "any" else ", empty=False"
+            lines += [
+                f"if case.inputs == {quoted(MASKS)}:",
+                f"    {example.name} = draw_masks({example.name}, generator{empty})",
+            ]
         if example in draft.varied:
             varied.append(example.name)
             around = f", {dict(t)}" if (t := draft.thresholds.get(example.name)) else ""
@@ -71,6 +78,10 @@ def inputs_lines(draft: TaskDraft) -> list[str]:
             f"`{COARSE}`: all floating-point numbers, those of the module, too, are rounded to "
             "few, so that many are equal."
         )
+    if draft.masks:
+        names = " and ".join(e.name for e in draft.masked)
+        rows = "at random, all 1, and all 0" if draft.masks == "any" else "at random, and all 1"
+        doc += _wrapped(f"In `{MASKS}` rows of {names} are drawn anew: {rows}.")
     if draft.blank:
         doc += _wrapped(f"`{BLANK}`: all floating-point numbers are 0, those of the module, too.")
     whole = " ".join(lines)
@@ -145,6 +156,7 @@ def _varied(draft: TaskDraft) -> list[str]:
     flat = _flat(draft)
     whole = "torch.nn.functional.pad(x, (0, -len(x) % PART)).reshape(-1, PART)"
     kinds = [NORMAL] + [BLANK] * draft.blank + [COARSE] * draft.coarse
+    kinds += [MASKS] * bool(draft.masks)
     among = ", ".join(map(quoted, kinds))
     unchanged = f"in ({among})" if len(kinds) > 1 else f"== {among}"
     if not flat and any(len(e.shape) == 1 for e in draft.varied):

@@ -143,10 +143,12 @@ def _is_rounded(node: Node) -> bool:
 
 
 def with_pointers(draft: TaskDraft) -> tuple[Example, ...]:
-    """The operation's tensors, with those as `Pointing` or `Counting` whose values say so."""
+    """The operation's tensors, with those as `Pointing` or `Counting` whose values say so, and
+    those that all point to one place anywhere.
+    """
     examples = list(draft.trace.operation.examples)
     for i in draft.trace.used:
-        found = _pointing(draft, i) or _counting(examples[i])
+        found = _pointing(draft, i) or _counting(examples[i]) or _at_one_place(draft, i)
         if isinstance(found, Counting) and not examples[i].parameter:
             wide = examples[i].dtype.itemsize >= 4  # up to twice as many fit
             moved = bool(_places(draft, i)) or (wide and not is_place(draft, i))
@@ -344,6 +346,22 @@ def _counting(example: Example) -> Counting | None:
             d = drawing
             return Counting(d.kind, d.a, d.b, d.graph, d.node, first=first, axis=axis)
     return None
+
+
+def _at_one_place(draft: TaskDraft, i: int) -> Drawing | None:
+    """Numbers from all places, instead of those of an example that point to one place: a kernel
+    that does not read them would be right.
+    """
+    example = draft.trace.operation.examples[i]
+    if example.dtype.is_floating_point or math.prod(example.shape) < 2:
+        return None
+    if example.drawing.kind == "integers":
+        same = example.drawing.b - example.drawing.a == 1
+    else:
+        values = _values(example.drawing, example.shape[-1])
+        same = values is not None and len(set(values.flatten().tolist())) == 1
+    sizes = {int(evaluate(text, draft.trace.dims)) for text in _places(draft, i)} if same else ()
+    return Drawing("integers", 0, min(sizes)) if sizes and min(sizes) > 1 else None
 
 
 def _end(draft: TaskDraft, example: Example, drawing: Pointing) -> tuple[str, bool]:

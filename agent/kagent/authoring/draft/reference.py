@@ -149,9 +149,11 @@ def _rule(
 
 def _helpers(draft: TaskDraft) -> list[str]:
     """The import of what draws rows of several kinds."""
-    names = ["draw_around"] * bool(draft.thresholds) + ["draw_kinds", "draw_rows"]
-    names += ["round_coarsely"] * draft.coarse
-    return [f"from kagent_sandbox.draws import {', '.join(names)}"] if draft.varied else []
+    names = ["draw_masks"] * bool(draft.masks)
+    if draft.varied:
+        names += ["draw_around"] * bool(draft.thresholds) + ["draw_kinds", "draw_rows"]
+        names += ["round_coarsely"] * draft.coarse
+    return [f"from kagent_sandbox.draws import {', '.join(sorted(names))}"] if names else []
 
 
 def _dtype_of_floats(draft: TaskDraft) -> tuple[str, str]:

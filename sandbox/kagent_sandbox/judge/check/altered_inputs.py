@@ -22,6 +22,9 @@ from kagent_sandbox.errors import TaskError
 from kagent_sandbox.judge.check import numerics
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kagent_sandbox.data.case import Case
     from kagent_sandbox.judge.check.inputs import InputSampler, InputSet
 
 TRIES = 3
@@ -48,23 +51,60 @@ def altered(sampler: InputSampler, input_set: InputSet) -> InputSet | None:
     for name in names[:TRIES]:
         turns[name] += 1
         tensor = input_set.tensors[name].clone(memory_format=torch.contiguous_format)
-        if not _change(tensor):
-            continue
-        tensors = {**input_set.tensors, name: tensor}
-        found = replace(
-            input_set,
-            tensors=tensors,
-            seed=None,
-            known_results=None,
-            known_spot_checks=None,
-            known_errors=None,
-            known_altered=(),
-            is_altered=True,
-        )
-        with contextlib.suppress(TaskError):  # which inputs of the task do not lead to
-            if _must_differ(sampler, input_set, found):
-                return found
+        if _change(tensor) and (found := with_argument(sampler, input_set, name, tensor)):
+            turns[name] += 1  # one that does not show comes again before the others do
+            return found
     return None
+
+
+def with_argument(
+    sampler: InputSampler, input_set: InputSet, name: str, tensor: torch.Tensor
+) -> InputSet | None:
+    """The draw with another tensor for an argument; None if its results need not be others, or if
+    it is no input of the task.
+    """
+    found = replace(
+        input_set,
+        tensors={**input_set.tensors, name: tensor},
+        seed=None,
+        known_results=None,
+        known_spot_checks=None,
+        known_errors=None,
+        known_altered=(),
+        is_altered=True,
+    )
+    with contextlib.suppress(TaskError):  # which inputs of the task do not lead to
+        if _must_differ(sampler, input_set, found):
+            return found
+    return None
+
+
+def unread_arguments(sampler: InputSampler, cases: Sequence[Case]) -> list[str]:
+    """Names of arguments of which nothing shows that a kernel reads them, in any of some cases: no
+    result is another one with those of another draw, nor with one element changed.
+
+    Raises:
+        TaskError: The task's reference.py fails.
+    """
+    left: list[str] = []
+    for number, case in enumerate(cases):
+        one, other = sampler.fresh(case, 1), sampler.fresh(case, 2)
+        if not number:  # what a call is to write need not be read
+            may_change = {a.name for a in sampler.task.arguments if a.may_change}
+            left = [n for n in one.tensors if n not in may_change]
+        left = [n for n in left if not _is_read(sampler, one, n, other.tensors[n])]
+        if not left:
+            break
+    return left
+
+
+def _is_read(
+    sampler: InputSampler, input_set: InputSet, name: str, of_another: torch.Tensor
+) -> bool:
+    if with_argument(sampler, input_set, name, of_another) is not None:
+        return True
+    tensor = input_set.tensors[name].clone(memory_format=torch.contiguous_format)
+    return _change(tensor) and with_argument(sampler, input_set, name, tensor) is not None
 
 
 def _change(tensor: torch.Tensor) -> bool:

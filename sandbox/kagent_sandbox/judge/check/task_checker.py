@@ -31,6 +31,7 @@ from kagent_sandbox.device.plan_ops import dtype_of
 from kagent_sandbox.device.traits import InputPolicy
 from kagent_sandbox.errors import DeviceFull, TaskError
 from kagent_sandbox.judge.check import numerics
+from kagent_sandbox.judge.check.altered_inputs import unread_arguments
 from kagent_sandbox.judge.check.corners import check_corners
 from kagent_sandbox.judge.check.flop_counts import product_counter
 from kagent_sandbox.judge.check.inputs import YARDSTICKS, InputSampler
@@ -179,12 +180,17 @@ def _check_undeclared(task: Task, kind: Kind, device: torch.device) -> TaskCheck
     tried = [c for c in checked if work_of(task, c) <= MOST_WORK]
     wrong, holes = find_holes(task, sampler, tried, checker.shown)
     windows, gaps = find_gaps(task, kind)
+    holes += [
+        f"task.toml: arguments.{name}: no other values of it show in any check case: a kernel that "
+        "does not read it passes"
+        for name in unread_arguments(sampler, sorted(tried, key=lambda c: work_of(task, c)))
+    ]
     return TaskCheck(
         kind=kind,
         device=device.type,
         cases=len(computed),
         skipped=tuple(c.name for c in checked if c not in computed),
-        wrong=wrong + windows,
+        wrong=wrong + windows + len([a for a in task.arguments if a.shape is not None]),
         holes=(*holes, *gaps),
         eager_eps=checker.eager_eps,
         seconds=0.0,
