@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from kagent_sandbox.data.case import Case
     from kagent_sandbox.judge.check.inputs import InputSampler, InputSet
 
+_PACKED = (torch.float4_e2m1fn_x2,)
+"""Dtypes of several numbers in a byte, with which torch does nothing."""
 TRIES = 3
 """Arguments that are tried: a change of some is not seen in any result, or is no input of the task,
 as where one argument is computed from another."""
@@ -50,7 +52,7 @@ def altered(sampler: InputSampler, input_set: InputSet) -> InputSet | None:
     names.sort(key=turns.__getitem__)
     for name in names[:TRIES]:
         turns[name] += 1
-        tensor = input_set.tensors[name].clone(memory_format=torch.contiguous_format)
+        tensor = _copy(input_set.tensors[name])
         if _change(tensor) and (found := with_argument(sampler, input_set, name, tensor)):
             turns[name] += 1  # one that does not show comes again before the others do
             return found
@@ -103,8 +105,14 @@ def _is_read(
 ) -> bool:
     if with_argument(sampler, input_set, name, of_another) is not None:
         return True
-    tensor = input_set.tensors[name].clone(memory_format=torch.contiguous_format)
+    tensor = _copy(input_set.tensors[name])
     return _change(tensor) and with_argument(sampler, input_set, name, tensor) is not None
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dtype in _PACKED:
+        return tensor.contiguous().view(torch.uint8).clone().view(tensor.dtype)
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _change(tensor: torch.Tensor) -> bool:
@@ -114,14 +122,14 @@ def _change(tensor: torch.Tensor) -> bool:
     number changes places with another one: indices stay in their range, and permutations what they
     are; where all are in order, as offsets are, none does. A truth value becomes the other one.
     """
-    flat = tensor.view(-1)
+    flat = (tensor.view(torch.uint8) if tensor.dtype in _PACKED else tensor).view(-1)
     if not flat.numel():
         return False
     place = random.SystemRandom().randrange(flat.numel())
     if tensor.dtype == torch.bool:
         flat[place] = ~flat[place]
         return True
-    if not tensor.is_floating_point():
+    if not flat.is_floating_point():
         return _swap(flat, place)
     if flat.numel() == 1:
         flat.fill_(1.5 * float(flat) if float(flat) else 1.0)
