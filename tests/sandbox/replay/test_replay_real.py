@@ -185,8 +185,7 @@ def test_a_process_is_called_again_as_a_users_is(tools):
     built = builder.build(BuildRequest(source, "rows", "cpu", cases))
     assert isinstance(built, Built), built
     verdicts = [
-        replayer.compare(source, "rows", c, built.plans[0, c.name], built.configs[0])
-        for c in cases
+        replayer.compare(source, "rows", c, built.plans[0, c.name], built.configs[0]) for c in cases
     ]
     assert verdicts[0] is None
     assert "0 launches, the plan has 3" in verdicts[1].message
