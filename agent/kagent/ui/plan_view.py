@@ -152,7 +152,7 @@ def kernel_table(built: Built) -> TextTable:
     table = TextTable(
         (
             Column("kernel", wrap=True),
-            *([Column("cases")] if alike else []),
+            *([Column("cases", wrap=True)] if alike else []),
             Column("language", drop=3),
             Column("registers", right=True),
             Column("spills", right=True),

@@ -2,6 +2,7 @@ import os
 from pathlib import Path
 
 import pytest
+from kagent import candidate_file
 from kagent.candidate_file import (
     MOST_FILE_BYTES,
     bench_files,
@@ -125,6 +126,19 @@ def test_without_a_gpu_it_is_said_what_is_possible_instead(tmp_path):
     both = [honest / "rows_triton.py", honest / "rows_cpp.py"]
     with pytest.raises(UserError, match="cannot be timed side by side"):
         bench_files(task, both, jobs=1, configs=1, say=quiet)
+
+
+@without_gpu
+def test_without_a_gpu_nothing_is_built_that_cannot_be_timed(tmp_path, monkeypatch):
+    for started in ("sound_task", "Builder", "OfflineChecker"):
+        monkeypatch.setattr(candidate_file, started, None)
+    task = find_task(corpus_folder() / "tasks" / "rows")
+    good, bad = write(tmp_path, good=TRITON, bad=f"{TRITON}(\n")
+    with pytest.raises(UserError, match="good: not timed: timing GPU candidates needs an NVIDIA"):
+        bench_files(task, [good], jobs=1, configs=1, say=quiet)
+    found = bench_files(task, [good, bad], jobs=1, configs=1, say=quiet)
+    assert found.facts is None
+    assert {n: v.status for n, v in found.rejected.items()} == {"bad": Status.COMPILE_ERROR}
 
 
 @without_gpu
