@@ -25,7 +25,6 @@ from kagent.ui.plan_view import compiled_texts
 from kagent.ui.table import Column, TextTable
 from kagent.ui.tables import disturbed_text, errors_table, rejected_text
 
-
 _REPLY_LINES = 12
 
 

@@ -476,7 +476,7 @@ def test_bad_input_is_said():
     name = operation.examples[0].name
     with pytest.raises(UserError, match=rf"{name} has dimensions 0 to 1$"):
         next(find_rooms(operation, {(name, 9): "B"}))
-    with pytest.raises(UserError, match="^K is int, expected a function or nn.Module"):
+    with pytest.raises(UserError, match=r"^K is int, expected a function or nn\.Module"):
         make_operation(3, torch.randn(4, 4), name="K")
 
 

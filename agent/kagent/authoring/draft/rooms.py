@@ -153,7 +153,9 @@ def _axes_of(operation: Operation, vary: Mapping[tuple[str, int], str]) -> dict[
         i = names.index(argument)
         shape = operation.examples[i].shape
         if not 0 <= axis < len(shape):
-            dimensions = f"dimensions 0 to {len(shape) - 1}" if len(shape) > 1 else "dimension 0 alone"
+            dimensions = (
+                f"dimensions 0 to {len(shape) - 1}" if len(shape) > 1 else "dimension 0 alone"
+            )
             raise UserError(
                 f"--vary {argument}:{axis}: it has shape {list(shape)}: {argument} has "
                 + (dimensions if shape else "no dimensions")

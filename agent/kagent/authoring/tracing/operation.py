@@ -194,7 +194,9 @@ def make_operation(
         raise UserError(f"{written} is {type(target).__name__}, expected a function or nn.Module")
     code = inspect.unwrap(target)
     if inspect.iscoroutinefunction(code) or inspect.isgeneratorfunction(code):
-        raise UserError(f"{written} is async or yields, expected a function that returns its results")
+        raise UserError(
+            f"{written} is async or yields, expected a function that returns its results"
+        )
     given = _called(inputs) if callable(inputs) else observed(inputs)
     args, kwargs = _split(given)
     names, notes, forms = _argument_names(target, args, kwargs), [], []
