@@ -20,10 +20,11 @@ from kagent_sandbox.device.table import available, device_for
 from kagent_sandbox.errors import KagentError, UserError
 from kagent_sandbox.judge.client import JudgeClient
 
-from kagent.evolve.offline_check import OfflineChecker
+from kagent.evolve.offline_check import OfflineCheck, OfflineChecker
 from kagent.evolve.open_machine import request_maker, search_cases, visible_cases
 from kagent.runs.files import read_regular
 from kagent.tasks import sound_task
+from kagent.text import plural
 
 DEFAULT_TARGET = "sm_90a"
 MOST_FILE_BYTES = 16 << 20
@@ -53,7 +54,7 @@ class Benched:
 
     `measured` are the times that each candidate has by itself, which the race does without. They
     are what there is where it failed: `failure` says why. Without a GPU for them, candidates that
-    do not parse are all that there is. `facts` is None where no device was opened.
+    are rejected are all that there is. `facts` is None where no device was opened.
     """
 
     facts: DeviceFacts | None
@@ -222,7 +223,6 @@ def bench_files(
     """Check candidates, find each one's best configuration, then race them with all baselines.
 
     Nothing is measured before every candidate is built. Where none can be, nothing is at all.
-    GPU candidates are parsed, and not built, where there is no GPU.
 
     Args:
         task: The task.
@@ -234,24 +234,19 @@ def bench_files(
 
     Raises:
         TaskError: The task has a fault.
-        UserError: GPU candidates, all of which parse, where there is no GPU.
+        UserError: GPU candidates that nothing is wrong with so far, where there is no GPU.
         KagentError: The machine failed before any candidate was timed.
     """
-    names = contender_names(paths)
+    contender_names(paths)
     sources = [(p, read_candidate(p)) for p in paths]
     kind = _kind_of(sources)
-    found = {name: parse_fault(s) for name, (_, s) in zip(names, sources, strict=True)}
-    faults = {name: fault for name, fault in found.items() if fault is not None}
-    if len(faults) == len(sources) or (faults and not available(kind)):
-        return Benched(None, {}, Race((), {}), faults)
-    if not available(kind):
-        raise UserError(
-            f"{', '.join(names)}: not timed: timing GPU candidates needs an NVIDIA GPU, and this "
-            "machine has none. Possible here: kagent build compiles them for one, kagent check "
-            "runs a Triton or Gluon candidate by interpreting it, and C++ candidates are timed on "
-            "the CPU"
-        )
+    faults = [fault for _, s in sources if (fault := parse_fault(s)) is not None]
+    if len(faults) == len(sources):
+        rejected = dict(zip(contender_names(paths), faults, strict=True))
+        return Benched(None, {}, Race((), {}), rejected)
     sound_task(task, kind, say)
+    if not available(kind):
+        return _not_timed(task, sources, jobs=jobs, configs=configs, say=say)
     secret = secrets.randbits(62)
     device = device_for(kind)
     with (
@@ -260,6 +255,7 @@ def bench_files(
     ):
         request = request_maker(task, judge.facts, search_cases(task, kind, secret), configs)
         bench = Benched(judge.facts, {}, Race((), {}), {})
+        names = contender_names(paths)
         builds: list[Built | Rejected] = []
         for (_, source), name in zip(sources, names, strict=True):
             say(f"{name}: build")
@@ -293,6 +289,46 @@ def bench_files(
                 raise
             return replace(bench, failure=e)
         return replace(bench, race=race)
+
+
+def _not_timed(
+    task: Task,
+    sources: Sequence[tuple[Path, str]],
+    *,
+    jobs: int,
+    configs: int,
+    say: Callable[[str], None],
+) -> Benched:
+    """GPU candidates where there is no GPU: those that a look at them rejects.
+
+    Raises:
+        UserError: None is rejected, and none can be timed.
+    """
+    bench = Benched(None, {}, Race((), {}), {})
+    names = contender_names([p for p, _ in sources])
+    seen: list[str] = []
+    with OfflineChecker(task, "gpu", DEFAULT_TARGET, configs=configs, jobs=jobs) as checker:
+        for (_, source), name in zip(sources, names, strict=True):
+            say(f"{name}: build, check")
+            look = checker.look(source)
+            seen.append(f"{name}: {_seen(look)}")
+            if look.rejected is not None:
+                bench.rejected[name] = look.rejected
+    if bench.rejected:
+        return bench
+    raise UserError(
+        f"{'; '.join(seen)}; not timed: timing GPU candidates needs an NVIDIA GPU, and this "
+        "machine has none. Possible here: kagent build compiles them for one, kagent check runs a "
+        "Triton or Gluon candidate by interpreting it, and C++ candidates are timed on the CPU"
+    )
+
+
+def _seen(look: OfflineCheck) -> str:
+    """Describe what a look at a candidate found, if nothing was wrong with it."""
+    if look.unchecked or look.values is None or isinstance(look.values, Rejected):
+        return f"builds for {DEFAULT_TARGET}, not checked: {look.unchecked}"
+    count = plural(len(look.values.errors), "result")
+    return f"builds for {DEFAULT_TARGET}, correct in {count} in {look.where}"
 
 
 def contender_names(paths: Sequence[Path], taken: Collection[str] = ()) -> list[str]:
