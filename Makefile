@@ -1,5 +1,6 @@
 # kagent: two commands do everything.
-#   make evolve   create .venv, install, evolve a softmax kernel
+#   make evolve   create .venv, install, evolve a softmax kernel (BUDGET=6: a short one)
+#   make install  create .venv, install, nothing else
 #   make test     create .venv, install, run the tests (make test-fast: those of short files)
 #   make docs     build the docs as a site in site/; a dead link is an error
 # On a machine whose python3 already has torch and triton (a GPU box), add TORCH=host to use those.
@@ -11,11 +12,13 @@ BUDGET ?= 50
 WORKERS ?= 3
 BIN    := .venv/bin
 
-.PHONY: evolve test test-fast check check-style check-types check-imports format docs clean
+.PHONY: evolve install test test-fast check check-style check-types check-imports format docs clean
 
 # kagent exits with 3 where the final race found TIE or SLOWER: no failure of make.
 evolve: .venv/ready
 	$(BIN)/kagent evolve $(TASK) --budget $(BUDGET) --no-memory || [ $$? -eq 3 ]
+
+install: .venv/ready
 
 # Three workers share the files (many tests wait); tests that need the machine to themselves have it (tests/worker_lock.py).
 test: .venv/ready

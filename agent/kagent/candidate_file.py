@@ -20,10 +20,11 @@ from kagent_sandbox.device.table import available, device_for
 from kagent_sandbox.errors import KagentError, UserError
 from kagent_sandbox.judge.client import JudgeClient
 
-from kagent.evolve.offline_check import OfflineChecker
+from kagent.evolve.offline_check import OfflineCheck, OfflineChecker
 from kagent.evolve.open_machine import request_maker, search_cases, visible_cases
 from kagent.runs.files import read_regular
 from kagent.tasks import sound_task
+from kagent.text import plural
 
 DEFAULT_TARGET = "sm_90a"
 MOST_FILE_BYTES = 16 << 20
@@ -305,19 +306,29 @@ def _not_timed(
     """
     bench = Benched(None, {}, Race((), {}), {})
     names = contender_names([p for p, _ in sources])
+    seen: list[str] = []
     with OfflineChecker(task, "gpu", DEFAULT_TARGET, configs=configs, jobs=jobs) as checker:
         for (_, source), name in zip(sources, names, strict=True):
             say(f"{name}: build, check")
-            rejected = checker.look(source).rejected
-            if rejected is not None:
-                bench.rejected[name] = rejected
+            look = checker.look(source)
+            seen.append(f"{name}: {_seen(look)}")
+            if look.rejected is not None:
+                bench.rejected[name] = look.rejected
     if bench.rejected:
         return bench
     raise UserError(
-        f"{', '.join(names)}: not timed: timing GPU candidates needs an NVIDIA GPU, and this "
+        f"{'; '.join(seen)}; not timed: timing GPU candidates needs an NVIDIA GPU, and this "
         "machine has none. Possible here: kagent build compiles them for one, kagent check runs a "
         "Triton or Gluon candidate by interpreting it, and C++ candidates are timed on the CPU"
     )
+
+
+def _seen(look: OfflineCheck) -> str:
+    """Describe what a look at a candidate found, if nothing was wrong with it."""
+    if look.unchecked or look.values is None or isinstance(look.values, Rejected):
+        return f"builds for {DEFAULT_TARGET}, not checked: {look.unchecked}"
+    count = plural(len(look.values.errors), "result")
+    return f"builds for {DEFAULT_TARGET}, correct in {count} in {look.where}"
 
 
 def contender_names(paths: Sequence[Path], taken: Collection[str] = ()) -> list[str]:

@@ -72,9 +72,14 @@ def find_task(name_or_path: str | Path, *, calibrated: bool = True) -> Task:
     if len(path.parts) > 1 or text.startswith((".", "~")) or path.suffix == ".py":
         what = "file" if path.suffix else "folder"
         raise TaskError(f"{text}: no such {what}: expected a task's name, or its folder's path")
-    close = difflib.get_close_matches(text, names, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}."
+    hint = meant(text) or f"there are {', '.join(names)}."
     raise TaskError(f"no task {text!r}: {hint} A folder with a task.toml works by its path.")
+
+
+def meant(text: str) -> str:
+    """'did you mean softmax?', where a text is nearly the name of a task; else nothing."""
+    close = difflib.get_close_matches(text, task_names(), n=1)
+    return f"did you mean {close[0]}?" if close else ""
 
 
 def ships_with_kagent(task: Task) -> bool:

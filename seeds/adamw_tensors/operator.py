@@ -46,6 +46,8 @@ def fused_adamw(
     A kernel takes a matrix [M, N], another one [N, N], and vectors [N] and [M], all of one dtype;
     as many such layers as there are among the parameters are stepped by it.
 
+    No gradient: call it under torch.no_grad(), as optimisers do.
+
     Args:
         params: Tensors of any shapes.
         grads: Their gradients, of the same shapes and dtypes.
@@ -104,6 +106,8 @@ def adamw_tensors(
     weight_decay: float = 0.1,
 ) -> None:
     """Step a layer's parameters and moments, in place; the matrices decay.
+
+    No gradient: call it under torch.no_grad(), as optimisers do.
 
     Args:
         wide: [M, N].

@@ -174,12 +174,14 @@ def check(
     from kagent_sandbox.data.verdict import Rejected
 
     from kagent.candidate_file import check_file
-    from kagent.tasks import is_task
+    from kagent.tasks import is_task, meant
     from kagent.ui import tables
 
     if task is None and definition is None:
         if not is_task(file):
-            raise UserError(f"{file}: no task: for a candidate, name its task with --task")
+            hint = "" if Path(file).exists() else meant(file)
+            what = f"{hint} For" if hint else "for"
+            raise UserError(f"{file}: no task: {what} a candidate, name its task with --task")
         if bench_shapes:
             raise UserError("--bench-shapes is for a candidate: name its task with --task")
         _check_task(file, json_=json_)

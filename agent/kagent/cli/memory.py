@@ -1,4 +1,4 @@
-"""`kagent memory`: the library of earlier runs, and what a task would get of it."""
+"""`kagent memory`: what is kept of earlier runs, and what a task would get of it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ app.add_typer(memories, name="memory", rich_help_panel=LOOK)
 
 @memories.command("list")
 def list_(json_: JsonOption = False) -> None:
-    """List the runs in the library."""
+    """List the runs in memory."""
     from kagent.memory.library import known, memory_folder
     from kagent.ui.memory_view import record_json, runs_view
 
@@ -106,7 +106,7 @@ def forget(
         gone = {r.run for r in records if run in (r.run, r.folder)}
         if not gone:
             assert run is not None
-            found = find_run(folder, run)  # of a folder of runs, but not in the library
+            found = find_run(folder, run)  # of a folder of runs, but not in memory
             gone = {identity(found, read_manifest(found))}
         if len(gone) > 1:
             raise UserError(f"{run}: {len(gone)} runs have this name: give the id")

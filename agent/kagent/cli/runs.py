@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -82,7 +83,11 @@ def show(
     wanted = [name for name, asked in texts.items() if asked]
     if wanted and (candidate is None or json_ or len(wanted) > 1):
         flags = ", ".join(f"--{name}" for name in wanted)
-        raise UserError(f"{flags}: name one candidate, one text, and no --json")
+        if candidate is not None or json_ or len(wanted) > 1:
+            raise UserError(f"{flags}: name one candidate, one text, and no --json")
+        example = lineage.incumbent.id if lineage.incumbent is not None else 0
+        command = shlex.join(["kagent", "show", str(run), str(example), flags])
+        raise UserError(f"{flags} needs a candidate: {command}")
     if candidate is not None:
         found = find_candidate(lineage, candidate)
         if wanted:

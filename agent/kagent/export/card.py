@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from kagent_sandbox.data.build import Value
 from kagent_sandbox.data.verdict import SpeedVerdict, speed_verdict
 
-from kagent.export.dispatch_table import mean_gain
+from kagent.export.dispatch_table import least, mean_gain
 from kagent.export.record import (
     TORCH,
     DeviceRecord,
@@ -62,6 +62,7 @@ def card(library: LibraryRecord) -> str:
             {
                 "operator": o,
                 "tables": [_table(d) for d in o.devices],
+                "least": least(o),
                 "regions": [_region(k, r) for k in o.kernels for r in k.regions],
                 "steps": {k.id: [words(s) for s in k.origin.path] for k in o.kernels},
             }

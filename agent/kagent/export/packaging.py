@@ -25,6 +25,7 @@ from kagent.export.runtime_files import needs_runtime
 from kagent.export.templating import digest, listed, render
 
 _TORCH = "torch>=2.11"
+_NO_GRADIENT = "No gradient: "  # in the docstring of a function that has none
 _BACKENDS = {"cpu": "cpu", "gpu": "cuda"}  # kinds of devices, as Hugging Face calls them
 _CUDA = tuple(f"{package}>=13" for package in TOOLKIT)
 
@@ -38,6 +39,7 @@ class Names:
     signature: str  # of the function: softmax(input, dim=-1)
     public: tuple[str, ...]
     layers: tuple[str, ...]
+    gradient: bool  # whether the function has one
 
     @property
     def modules(self) -> list[str]:
@@ -146,7 +148,15 @@ def names_of(operator: OperatorRecord) -> Names:
         _signature(operator.operator_py, functions[0]),
         tuple(sorted(public)),
         tuple(str(n) for n in named),
+        _NO_GRADIENT not in _docstring(operator.operator_py, functions[0]),
     )
+
+
+def _docstring(text: str, function: str) -> str:
+    for node in parse(text).body:
+        if isinstance(node, ast.FunctionDef) and node.name == function:
+            return ast.get_docstring(node) or ""
+    return ""
 
 
 def _signature(text: str, function: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -317,38 +318,33 @@ def _worth(row: Row) -> tuple[bool, float]:
     return row["final"] is not None, value
 
 
-def top_view(rows: Sequence[Row]) -> TextTable:
-    """The table of `kagent top`."""
-    table = TextTable(
-        (
-            Column("task"),
-            Column("device", drop=3),
-            Column("run", drop=1),
-            Column("candidate"),
-            Column("final race, × torch", right=True),
-            Column("95 % interval", right=True, drop=2),
-            Column("verdict"),
-            Column("in the search", right=True, drop=4),
+def top_view(rows: Sequence[Row]) -> RenderableType:
+    """The tables of `kagent top`: one for each task and device."""
+    parts: list[RenderableType] = []
+    for (task, device), group in itertools.groupby(rows, lambda r: (r["task"], r["device"])):
+        table = TextTable(
+            (
+                Column("run", drop=1),
+                Column("candidate"),
+                Column("final race, × torch", right=True),
+                Column("95 % interval", right=True, drop=2),
+                Column("verdict"),
+                Column("in the search", right=True, drop=4),
+            ),
+            title=f"{task} on {device}",
         )
-    )
-    before: object = None
-    for row in rows:
-        group = (row["task"], row["device"])
-        if group != before:
-            table.add_section()
-        first, before = group != before, group
-        interval = f"{row['final_low']:.3f}–{row['final_high']:.3f}" if row["final"] else "–"
-        table.add_row(
-            Text(str(row["task"]) if first else "", "bold"),
-            str(row["device"]) if first else "",
-            str(row["run"]),
-            f"#{row['candidate']} {row['name']}",
-            _times(row["final"]),
-            interval,
-            str(row["verdict"] or "–"),
-            _times(row["search"]),
-        )
-    return table
+        for row in group:
+            interval = f"{row['final_low']:.3f}–{row['final_high']:.3f}" if row["final"] else "–"
+            table.add_row(
+                str(row["run"]),
+                f"#{row['candidate']} {row['name']}",
+                _times(row["final"]),
+                interval,
+                str(row["verdict"] or "–"),
+                _times(row["search"]),
+            )
+        parts += [Text(), table] if parts else [table]
+    return Group(*parts)
 
 
 def _times(value: object) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import shlex
 from collections.abc import Iterable, Mapping
 
 from kagent_sandbox.data.language import reports_resources
@@ -23,6 +24,8 @@ from kagent.ui.live import outcome, speed_text
 from kagent.ui.plan_view import compiled_texts
 from kagent.ui.table import Column, TextTable
 from kagent.ui.tables import disturbed_text, errors_table, rejected_text
+
+_REPLY_LINES = 12
 
 
 def candidate_json(
@@ -100,7 +103,7 @@ def candidate_view(store: RunStore, history: History, candidate: Candidate) -> R
     """Verdict, cases, errors, resources, profiles, and what was changed in the first parent's
     source.
 
-    A candidate without a parent is shown whole.
+    A candidate without a parent is shown whole; of a reply without a kernel, the first lines.
     """
     lineage = history.lineage
     p, verdict = candidate.proposal, candidate.verdict
@@ -138,13 +141,30 @@ def candidate_view(store: RunStore, history: History, candidate: Candidate) -> R
         parts += compiled_texts(candidate.facts.remarks, candidate.facts.loops)
     parts += _profile_texts(store, history, candidate)
     path = store.kernel_path(p.kernel)
-    if p.parents:
+    if p.fault:
+        parts += _reply_texts(store, candidate)
+    elif p.parents:
         parent = lineage[p.parents[0]]
         parts += [Text(f"\nwhat changed in #{parent.id}; the whole file is {path}", "bold")]
         parts.append(styled_diff(parent, candidate))
     else:
         parts += [Text(f"\n{path}", "bold"), _listing(p.source)]
     return Group(*parts)
+
+
+def _reply_texts(store: RunStore, candidate: Candidate) -> list[RenderableType]:
+    """The first lines of a reply that holds no kernel, and how to see all of it."""
+    p = candidate.proposal
+    path = None if p.ask is None else store.text_path("replies", p.ask, p.attempt)
+    if path is None or not path.is_file():
+        return [Text("\nthere is no kernel, and the reply was not kept", "bold")]
+    lines = printable(path.read_text(encoding="utf-8", errors="replace")).strip().splitlines()
+    more = len(lines) - _REPLY_LINES
+    of = f"its first {_REPLY_LINES} of {len(lines)} lines" if more > 0 else "the whole of it"
+    command = shlex.join(["kagent", "show", store.folder.name, str(candidate.id), "--reply"])
+    end = [Text(f"all of it: {command}", "dim")] if more > 0 else []
+    shown = Text("\n".join(lines[:_REPLY_LINES]))
+    return [Text(f"\nthe reply holds no kernel; {of}", "bold"), shown, *end]
 
 
 def _profile_texts(store: RunStore, history: History, candidate: Candidate) -> list[RenderableType]:

@@ -4,6 +4,7 @@ next.
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -69,6 +70,9 @@ def end_of_run(
             str(folder / "kernels" / f"{won.proposal.kernel}.py"),
             "bold green" if faster else "bold",
         )
+        if final is None:
+            speed = math.exp(lineage.log_speed(won.id))
+            yield Text(f"not raced: {speed:.3f}× is the search's estimate")
     if outcome.stop is Stop.SETTLED:
         yield Text("ended early: what was not tried promises less than a measurement can show")
         yield Text("go on:  ").append_text(

@@ -49,7 +49,7 @@ def _outcome(
 
 
 def runs_view(records: Sequence[Remembered]) -> RenderableType:
-    """The library, a row for each run."""
+    """The runs in memory, a row for each."""
     table = TextTable(
         (
             Column("id"),
@@ -107,7 +107,7 @@ def effects_table(effects: Sequence[Effect]) -> RenderableType:
 
 
 def record_json(record: Remembered) -> Mapping[str, object]:
-    """A run of the library without its sources."""
+    """A run in memory without its sources."""
     best = record.kernels[0] if record.kernels else None
     return {
         "id": record.run,

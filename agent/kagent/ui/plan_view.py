@@ -55,18 +55,18 @@ _SHORT = {
 }
 
 
-def plan_lines(plan: Plan) -> Iterator[str]:
-    """One line per operation, in order."""
+def plan_lines(plan: Plan, labels: Mapping[str, str] | None = None) -> Iterator[str]:
+    """One line per operation, in order. `labels` are names of kernels, by their hashes."""
     names = {b.id: b.name or f"b{b.id}" for b in plan.buffers}
     sizes = {b.id: b.nbytes for b in plan.buffers}
-    kernels = {k.hash: k for k in plan.kernels}
+    kernels = labels or {k.hash: kernel_label(k.name) for k in plan.kernels}
     for op in plan.ops:
         yield _line(op, names, sizes, kernels)
     yield "return " + ", ".join(_tensor(t, names) for t in plan.outputs)
 
 
 def _line(
-    op: Op, names: Mapping[int, str], sizes: Mapping[int, int], kernels: Mapping[str, KernelInfo]
+    op: Op, names: Mapping[int, str], sizes: Mapping[int, int], kernels: Mapping[str, str]
 ) -> str:
     match op:
         case Alloc(buffer):
@@ -89,13 +89,12 @@ def _line(
             return _launch(op, names, kernels[op.kernel])
 
 
-def _launch(op: Launch, names: Mapping[int, str], kernel: KernelInfo) -> str:
+def _launch(op: Launch, names: Mapping[int, str], name: str) -> str:
     notes = [f"shared={op.shared}"] if op.shared else []
     notes += [f"cluster={op.cluster}"] if op.cluster else []
     notes += ["cooperative"] if op.cooperative else []
     notes += ["pdl"] if op.pdl else []
     args = ", ".join(_argument(a, names) for a in op.args)
-    name = kernel_label(kernel.name)
     return f"launch {name} grid={op.grid} block={op.block} {' '.join(notes)} ({args})"
 
 
@@ -126,38 +125,57 @@ def _shared(static: int, dynamic: int) -> str:
     return f"{total} ({human_bytes(static)} static)" if static and dynamic else total
 
 
+def _labels(built: Built) -> Mapping[str, str]:
+    """Names of kernels, by their hashes; a hash's start tells those of one name apart."""
+    names = {k.hash: kernel_label(k.name) for p in built.plans.values() for k in p.kernels}
+    count = Counter(names.values())
+    return {key: f"{n} {key[:8]}" if count[n] > 1 else n for key, n in names.items()}
+
+
 def kernel_table(built: Built) -> TextTable:
-    """Every distinct kernel with its resources; of dynamic shared memory the most it is given."""
+    """Every distinct kernel with its resources; of dynamic shared memory the most it is given.
+
+    The cases stand beside kernels of one name: the first, and how many others.
+    """
     dynamic: Counter[str] = Counter()
     kernels: dict[str, KernelInfo] = {}
-    for plan in built.plans.values():
+    cases: dict[str, list[str]] = {}
+    for (_, case), plan in built.plans.items():
+        for kernel in plan.kernels:
+            of = cases.setdefault(kernel.hash, [])
+            of += [case] if case not in of else []
         kernels |= {k.hash: k for k in plan.kernels}
         for launch in plan.launches:
             dynamic[launch.kernel] = max(dynamic[launch.kernel], launch.shared)
+    labels = _labels(built)
+    alike = len({kernel_label(k.name) for k in kernels.values()}) < len(kernels)
     table = TextTable(
         (
             Column("kernel", wrap=True),
+            *([Column("cases", wrap=True)] if alike else []),
             Column("language", drop=3),
             Column("registers", right=True),
             Column("spills", right=True),
             Column("shared memory", right=True),
             Column("global loads", right=True),
             Column("binary", right=True, drop=1),
-            Column("code", drop=2),
+            *([] if alike else [Column("code", drop=2)]),
         ),
         title=f"kernels for {built.target}",
     )
     for key, k in kernels.items():
         gpu = reports_resources(k.language)
+        first, *more = cases[key]
         table.add_row(
-            kernel_label(k.name),
+            labels[key],
+            *([f"{first} + {len(more)}" if more else first] if alike else []),
             k.language,
             str(k.registers) if gpu else "–",
             human_bytes(k.spill_bytes) if gpu else "–",
             _shared(k.static_shared_bytes, dynamic[key]) if gpu else "–",
             widths_text(k.load_bytes),
             human_bytes(len(built.binaries[key])),
-            key[:8],
+            *([] if alike else [key[:8]]),
         )
     return table
 
@@ -193,6 +211,7 @@ def built_view(built: Built, *, full: bool) -> RenderableType:
         title="plans" if several else f"plans, {config_text(built.configs[0])}",
     )
     listing: list[RenderableType] = []
+    labels = _labels(built)
     for (index, case), plan in sorted(built.plans.items(), key=lambda item: item[0][0]):
         others = sum(not isinstance(op, Alloc | Free | Launch) for op in plan.ops)
         config = config_text(built.configs[index])
@@ -201,7 +220,7 @@ def built_view(built: Built, *, full: bool) -> RenderableType:
         table.add_row(case, *chosen, str(len(plan.launches)), str(others), peak)
         if full:
             listing.append(Text(f"\n{case} ({config})", style="bold"))
-            listing.extend(Text("  " + line) for line in plan_lines(plan))
+            listing.extend(Text("  " + line) for line in plan_lines(plan, labels))
     dropped = [Text(f"dropped: {reason}", style="yellow") for reason in built.dropped]
     said = compiled_texts(built.remarks, built.loops)
     return Group(kernel_table(built), *said, Text(), table, *dropped, *listing)

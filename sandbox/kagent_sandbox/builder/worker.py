@@ -36,7 +36,7 @@ from kagent_sandbox.data import records
 from kagent_sandbox.data.build import BuildCase, BuildRequest
 from kagent_sandbox.data.plan_json import dump_plan
 from kagent_sandbox.data.target import Target, parse_target
-from kagent_sandbox.data.verdict import Rejected, Status
+from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.errors import MachineError
 from kagent_sandbox.process.channel import Channel, Message
 from kagent_sandbox.process.context import Context
@@ -188,7 +188,8 @@ class _Build:
                 self._sent.update(new)  # as this fork knows it
                 return
         except BuildRejected as e:
-            failure = Rejected(e.stage, e.status, e.message, case.name)
+            where = None if e.stage is Stage.PARSE else case.name  # it is the whole file's fault
+            failure = Rejected(e.stage, e.status, e.message, where)
             channel.send({"rejected": records.to_json(failure)})
         except MachineError as e:
             channel.send({"machine": str(e)})

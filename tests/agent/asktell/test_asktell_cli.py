@@ -139,6 +139,23 @@ def test_runs_are_shown_in_every_state(kagent, tmp_path, toy_machine):  # noqa: 
     assert json.loads(kagent("runs", "--json").out)[0]["device"] == "Toy 1"
 
 
+def test_an_answer_without_a_kernel_is_shown_as_the_reply_that_it_is(
+    kagent,
+    tmp_path,
+    toy_machine,  # noqa: F811
+):
+    run = start(tmp_path)
+    ask(run)
+    tell(run, (0, "\n".join(f"word {i}" for i in range(40))))
+    judge(run)
+    shown = kagent("show", run.name, 2).out
+    assert "word 0" in shown
+    assert "word 39" not in shown
+    assert f"kagent show {run.name} 2 --reply" in shown
+    assert "what changed" not in shown
+    assert "cpp_kernel" not in shown  # no diff that deletes its parent
+
+
 @pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(
     ("words", "code", "said"),

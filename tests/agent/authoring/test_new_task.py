@@ -510,6 +510,11 @@ def test_bad_input_is_said():
     operation = make_operation(torch.tanh, (torch.randn(4, 1),))
     with pytest.raises(UserError, match="no tensor of that name"):
         next(find_rooms(operation, {("y", 0): "B"}))
+    name = operation.examples[0].name
+    with pytest.raises(UserError, match=rf"{name} has dimensions 0 to 1$"):
+        next(find_rooms(operation, {(name, 9): "B"}))
+    with pytest.raises(UserError, match=r"^K is int, expected a function or nn\.Module"):
+        make_operation(3, torch.randn(4, 4), name="K")
 
 
 def test_drawings_are_read_from_values_and_from_code():

@@ -199,6 +199,8 @@ def test_a_name_of_no_run_is_refused_with_the_last_ones(kagent, stored):
         (("runs", "--runs", "nope"), "nope: no such folder", 2),
         (("top", "softmax", "--runs", "nope"), "nope: no such folder", 2),
         (("top", "nope"), "no task 'nope'", 2),
+        (("check", "softmaxx"), "softmaxx: no task: did you mean softmax? For a candidate", 2),
+        (("check", "own.py"), "own.py: no task: for a candidate, name its task with --task", 2),
     ],
 )  # fmt: skip
 def test_places_and_names_are_refused_in_words(kagent, tmp_path, words, said, code):

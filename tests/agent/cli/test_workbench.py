@@ -120,8 +120,12 @@ def test_without_a_gpu_it_is_said_what_is_possible_instead(tmp_path):
     honest = corpus_folder() / "honest"
     with pytest.raises(UserError, match=r"built for sm_90a, but not checked: CUDA kernels need"):
         check_file(task, honest / "rows_cuda.py", jobs=1)
-    with pytest.raises(UserError, match=r"needs an NVIDIA GPU.*C\+\+ candidates are timed on the"):
+    found = r"^rows_triton: builds for sm_90a, correct in \d+ results in Triton's interpreter; "
+    missing = r"not timed: timing .* needs an NVIDIA GPU.*C\+\+ candidates are timed on the"
+    with pytest.raises(UserError, match=found + missing):
         bench_files(task, [honest / "rows_triton.py"], jobs=1, configs=1, say=quiet)
+    with pytest.raises(UserError, match=r"^rows_cuda: builds for sm_90a, not checked: CUDA"):
+        bench_files(task, [honest / "rows_cuda.py"], jobs=1, configs=1, say=quiet)
     both = [honest / "rows_triton.py", honest / "rows_cpp.py"]
     with pytest.raises(UserError, match="cannot be timed side by side"):
         bench_files(task, both, jobs=1, configs=1, say=quiet)

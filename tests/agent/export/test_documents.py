@@ -13,11 +13,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from kagent.export.card import card
+from kagent.export.dispatch_table import least
+from kagent.export.generic import operator_source
 from kagent.export.packaging import names_of, packaging_files
 from kagent.export.reading import read_library
 from kagent.export.runtime_files import runtime_files
 from kagent.export.templating import code, digest, figure, one_line, words
 from kagent.export.writing import documents, files_of, write_library
+from kagent.tasks import find_task, task_names
 from kagent_sandbox.data.verdict import SpeedVerdict
 from kagent_sandbox.errors import UserError
 from markdown_it import MarkdownIt
@@ -59,6 +62,32 @@ def test_the_card_says_where_a_kernel_is_used_without_being_faster(library):
     text = card(replace(library, operators=(changed,)))
     assert "TIE on `float32 M=1536 N=1024`." in text
     assert f"{used}`float32 M=1536 N=1024`." in text
+
+
+def test_readme_says_which_operators_have_a_gradient(library):
+    first, *others = library.operators
+    task = find_task("int8_linear")  # has no operator.py
+    made = replace(first, task=task.name, operator_py=operator_source(task))
+    text = packaging_files(replace(library, operators=(made, *others)))["README.md"]
+    rows = {r.split("(")[0]: r.split(" | ")[-1] for r in text.splitlines() if r.startswith("| `")}
+    assert rows.pop(f"| `{task.entry}") == "no |"
+    assert rows
+    assert set(rows.values()) == {"yes |"}
+
+
+@pytest.mark.parametrize("name", task_names())
+def test_kagents_own_operators_say_whether_they_have_a_gradient(name):
+    task = find_task(name)
+    own = task.folder / "operator.py"
+    text = own.read_text() if own.exists() else operator_source(task)
+    record = replace(cpu_library().operators[0], task=name, operator_py=text)
+    assert names_of(record).gradient == (own.exists() and name != "adamw_tensors")
+
+
+def test_the_card_has_the_least_size_below_which_torch_is_used(library):
+    text = card(library)
+    assert "| kernel | dtype | shapes | least size | cases |" in text
+    assert f" | {least(library.operators[0])} | " in text
 
 
 def test_a_library_without_layers_shows_none(library):

@@ -210,6 +210,12 @@ def test_the_operator_passes_torchs_checks(blocks):
     assert not blocks.block_sums.BlockSums.has_backward
 
 
+def test_the_function_says_that_it_has_no_gradient_and_when_torch_is_used(blocks):
+    said = " ".join(inspect.getdoc(blocks.block_sums.block_sums).split())
+    assert "No gradient: " in said
+    assert "fewer elements than the smallest measured call (CARD.md: least size) use torch" in said
+
+
 def test_asking_for_a_gradient_is_an_error(blocks):
     x, *rest = arguments()
     sums, _ = blocks.block_sums.block_sums(x.requires_grad_(), *rest)

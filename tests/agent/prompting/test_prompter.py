@@ -42,6 +42,17 @@ def toy_brief(toy, lineage, operator, parent, number=3):
     return Ask(setting, number, lineage, operator, lineage[parent], elites, 0.5)
 
 
+@pytest.mark.parametrize(("kind", "target"), [("gpu", "sm_90a"), ("cpu", "cpu")])
+def test_the_rules_do_not_deny_offsets_of_inputs(kind, target):
+    task = find_task("gelu")
+    ask = first_brief(
+        Setting(task, kind, target, 50, 0, 4, tuple(TEMPLATES)), seeds_for(task, kind, "any")
+    )
+    text = Prompter(task, kind, target, RunFacts()).write(ask).system
+    assert "inputs start a few elements after an aligned address" in text
+    assert "starts at a multiple of 512 bytes where its `storage_offset()` is 0" in text
+
+
 def frame(prompt, *sources):
     """The prompt without sources that it may hold."""
     text = prompt.system + prompt.user

@@ -33,7 +33,8 @@ def test_texts_come_as_they_were_kept():
     ("words", "says"),
     [
         (("0", "--prompt"), "#0 has no prompt: it is a seed by kagent itself"),
-        (("--sass",), "--sass: name one candidate"),
+        (("--sass",), f"--sass needs a candidate: kagent show {RUN} 14 --sass"),
+        (("--sass", "--json"), "--sass: name one candidate, one text, and no --json"),
         (("5", "--plan", "--sass"), "--plan, --sass: name one candidate, one text"),
         (("5", "--ptx", "--json"), "no --json"),
         (("5", "--plan", "--json"), "no --json"),

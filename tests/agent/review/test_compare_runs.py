@@ -22,8 +22,8 @@ def history():
     return read_history(RUNS / "softmax-ask-tell")[1]
 
 
-def shown(view):
-    console = Console(file=io.StringIO(), width=150, highlight=False)
+def shown(view, width=150):
+    console = Console(file=io.StringIO(), width=width, highlight=False)
     console.print(view)
     return console.file.getvalue()
 
@@ -93,6 +93,14 @@ def test_top_ranks_what_was_raced_above_what_was_not(shipped):
     best = next(r for r in rows if r["task"] == "softmax")
     assert (best["candidate"], round(best["final"], 3)) == (14, 1.582)
     assert "1.582×" in shown(compare.top_view(rows))
+
+
+def test_top_names_the_device_and_the_run_at_80_columns(shipped):
+    rows, _ = compare.top_rows(shipped, "softmax", 2)
+    text = shown(compare.top_view([*rows, *({**r, "device": "another GPU"} for r in rows)]), 80)
+    titles = [line for line in text.splitlines() if line.startswith("softmax on ")]
+    assert titles == [f"softmax on {rows[0]['device']}", "softmax on another GPU"]
+    assert text.count("softmax-ask-tell") == 4
 
 
 def test_top_passes_over_damaged_runs_and_says_so(tmp_path, monkeypatch, capsys):

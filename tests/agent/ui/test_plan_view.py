@@ -87,6 +87,25 @@ def test_kernels_and_plans_at_80_columns():
     assert "alloc" not in text
 
 
+def test_kernels_of_one_name_are_told_apart_by_their_cases_and_their_code():
+    other = dataclasses.replace(KERNEL, hash="cd" * 32, spill_bytes=7270)
+    launch = next(op for op in PLAN.ops if isinstance(op, Launch))
+    plan = dataclasses.replace(
+        PLAN, ops=(dataclasses.replace(launch, kernel=other.hash),), kernels=(other,)
+    )
+    binaries = {KERNEL.hash: b"x", other.hash: b"y"}
+    plans = {(0, "small"): PLAN, (0, "medium"): PLAN, (0, "large"): plan}
+    found = dataclasses.replace(built({}), plans=plans, binaries=binaries)
+    text = shown(built_view(found, full=True), 150)
+    rows = [line for line in text.splitlines() if line.startswith("rows<__half, 8> ")]
+    assert [("small + 1" in r, "large" in r, "7.1 KiB" in r) for r in rows] == [
+        (True, False, False),
+        (False, True, True),
+    ]
+    assert "launch rows<__half, 8> abababab grid" in text
+    assert "launch rows<__half, 8> cdcdcdcd grid" in text
+
+
 def test_several_configurations_have_a_row_each_and_reasons_for_the_dropped():
     view = built_view(
         built({"BLOCK": 8}, {"BLOCK": 16}, dropped=("BLOCK=32: too large",)), full=True

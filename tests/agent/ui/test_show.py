@@ -1,6 +1,7 @@
 import dataclasses
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -202,6 +203,14 @@ def test_an_interrupted_run_says_how_to_go_on(folder):
     stop = type(outcome(folder).stop)("interrupted")
     text = rendered(end_of_run(outcome(folder, stop), "toy", matrix=False, flags=flags), 120)
     assert f"resume: kagent evolve toy --resume {folder.name}" in text
+    assert "not raced" not in text
+
+
+def test_a_run_that_was_not_raced_says_whose_figure_it_shows(folder):
+    history = dataclasses.replace(outcome(folder).history, race=None)
+    ended = Outcome(folder, Stop.INTERRUPTED, history)
+    text = rendered(end_of_run(ended, "toy", matrix=False, flags={}), 120)
+    assert re.search(r"not raced: \d\.\d{3}× is the search's estimate\n", text)
 
 
 @pytest.mark.parametrize(

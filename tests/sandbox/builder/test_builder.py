@@ -325,6 +325,7 @@ def test_rejected_with_line_and_remedy(builder, name):
     answer = builder.build(request(source, allow=("aten::mul",)))
     assert isinstance(answer, Rejected), answer
     assert (answer.stage, answer.status) == (stage, status), answer
+    assert stage is not Stage.PARSE or answer.case is None, "the whole file's, and no case's"
     for part in parts:
         assert part in answer.message, answer.message
 

@@ -153,7 +153,13 @@ def _axes_of(operation: Operation, vary: Mapping[tuple[str, int], str]) -> dict[
         i = names.index(argument)
         shape = operation.examples[i].shape
         if not 0 <= axis < len(shape):
-            raise UserError(f"--vary {argument}:{axis}: it has shape {list(shape)}")
+            dimensions = (
+                f"dimensions 0 to {len(shape) - 1}" if len(shape) > 1 else "dimension 0 alone"
+            )
+            raise UserError(
+                f"--vary {argument}:{axis}: it has shape {list(shape)}: {argument} has "
+                + (dimensions if shape else "no dimensions")
+            )
         if shape[axis] == 1:
             raise UserError(
                 f"--vary {argument}:{axis}: it is 1 in the example: give it a larger one"

@@ -184,16 +184,19 @@ def make_operation(
         target = target.__self__
     if isinstance(target, OptimizedModule):
         target = target._orig_mod  # noqa: SLF001 - torch's own name
-    name = identifier(name or _own_name(target), lower=True)
+    written = name or _own_name(target)
+    name = identifier(written, lower=True)
     if inspect.ismethod(target) and isinstance(target.__self__, nn.Module):
         target = _Method(target)
     if isinstance(target, torch.jit.ScriptModule):
         raise UserError(f"{_own_name(target)} is a scripted module: name the module it is made of")
     if not callable(target):
-        raise UserError(f"{name} is {type(target).__name__}, expected a function or nn.Module")
+        raise UserError(f"{written} is {type(target).__name__}, expected a function or nn.Module")
     code = inspect.unwrap(target)
     if inspect.iscoroutinefunction(code) or inspect.isgeneratorfunction(code):
-        raise UserError(f"{name} is async or yields, expected a function that returns its results")
+        raise UserError(
+            f"{written} is async or yields, expected a function that returns its results"
+        )
     given = _called(inputs) if callable(inputs) else observed(inputs)
     args, kwargs = _split(given)
     names, notes, forms = _argument_names(target, args, kwargs), [], []
