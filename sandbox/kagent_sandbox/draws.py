@@ -493,7 +493,8 @@ def draw_attention(
             by the same large amount; "sunk": that, and queries so low that scores are about -200;
             "mixed": each head of keys is normal, has scores that rise or fall evenly by 16 from the
             first key to the last, or scores about 10000 below the others in half of the keys, which
-            are a window or every other block, never the first key.
+            are a window or every other block, never the first key; "huge": normal, with values
+            times a power of two from 2^10 to 2^100 (not for float16).
         queries: Shape of the queries: batch B, heads H, sequence length S, head dimension D.
         key_heads: Heads of keys and values, Hkv; H is a multiple.
         scale: Deviation of the normal distribution.
@@ -518,7 +519,7 @@ def draw_attention(
             q, k, v = draw_attention("mixed", shape, 2, 1.0, dtype, generator, cpu)
             assert k.shape == (1, 2, 128, 64)
     """
-    kinds = ("normal", "shifted", "sunk", "mixed")
+    kinds = ("normal", "shifted", "sunk", "mixed", "huge")
     if kind not in kinds:
         raise ValueError(f"no attention of kind {kind!r}: expected one of {', '.join(kinds)}")
     b, h, s, d = queries
@@ -530,6 +531,9 @@ def draw_attention(
     q = draw(h, -3.0 if kind == "sunk" else 0.0)
     k = draw(key_heads, 8.0 if kind in ("shifted", "sunk") else 0.0)
     v = draw(key_heads)
+    if kind == "huge":
+        power = torch.randint(10, 101, (1,), generator=generator, device=device)
+        v.mul_(power.float().exp2().to(dtype))
     if kind != "mixed":
         return q, k, v
 

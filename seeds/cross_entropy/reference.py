@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
-from kagent_sandbox.draws import draw_kinds
+from kagent_sandbox.draws import draw_huge, draw_kinds
 from torch.nn import functional as F
 
 if TYPE_CHECKING:
@@ -29,12 +29,13 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     `constant` (each row one value); `spiked` (in two rows of three, two logits are raised by 100
     and one by 200: too much to exponentiate unshifted, or relative to a maximum that misses the
     one, which is often the first or the last). `mixed` gives each row a kind of its own, in equal
-    numbers: normal, trained, learnt (a probability from 0.2 to 0.75), spiked, constant, ignored,
-    rising or falling; -inf in a third of the columns, before and after a window, or in every other block, never at the target; the same with
-    -1e4, -1e9 or the least finite value for -inf; every value such a one; few values, many of them
-    the maximum; subnormal numbers; 200 more or less than normal. `nonfinite` also has rows that
-    count with +inf or NaN somewhere, and rows of -inf: such a row's gradient and the loss are NaN,
-    other rows' gradients are not.
+    numbers: normal, trained, learnt (the target has from 0.2 to 0.75), spiked, constant, ignored,
+    rising or falling; -inf in a third of the columns, before and after a window, or in every other
+    block, never at the target; the same with -1e4, -1e9 or the least finite value for -inf; every
+    value such a one; few values, many of them the maximum; subnormal numbers; 200 more or less than
+    normal; numbers up to the largest, none above half of what the target has. `nonfinite` also has
+    rows that count with +inf or NaN somewhere, and rows of -inf: such a row's gradient and the loss
+    are NaN, other rows' gradients are not.
     """
     if case.inputs in ("mixed", "nonfinite"):
         return _mixed(case, generator, device)
@@ -148,9 +149,9 @@ def _learnt(
 
 
 KINDS = (
-    *("normal", "trained", "learnt", "spiked", "constant", "ignored", "rising", "falling", "masked"),
-    *("window", "blocks", "finite window", "finite blocks", "sunk", "ties", "subnormal"),
-    *("high", "low"),
+    *("normal", "trained", "learnt", "spiked", "constant", "ignored", "rising", "falling"),
+    *("masked", "window", "blocks", "finite window", "finite blocks", "sunk", "ties", "subnormal"),
+    *("high", "low", "huge"),
 )
 NONFINITE = ("inf", "nan", "all -inf")
 
@@ -204,6 +205,9 @@ def _mixed(case: Case, generator: torch.Generator, device: torch.device) -> dict
             some = whole(3, n, columns).float()
         elif kind == "subnormal":
             some = whole(1000, n, columns) * limits.smallest_normal / 1024
+        elif kind == "huge":  # of another target the loss would be as huge
+            some = draw_huge((n, columns), limits.max / 4, dtype, generator, device).float()
+            some.scatter_(1, target[at, None].clamp_min(0), 2 * some.abs().amax(1, keepdim=True))
         elif kind == "all -inf":
             some.fill_(-torch.inf)
         elif kind in NONFINITE:

@@ -149,9 +149,10 @@ def _point(
     rivals, others = order[: int(many)], order[int(many) :]
     weight[:, 0] = 0.0
     weight[others, 0] = -10000.0 / LITTLE
-    dims = min(8, hidden - 1, len(rivals))
+    usable = rivals[rivals != ignore_index]
+    dims = min(8, hidden - 1, len(usable))
     weight[:, 1 : dims + 1] = 0.0
-    weight[rivals[:dims], torch.arange(1, dims + 1, device=device)] = 4.0
+    weight[usable[:dims], torch.arange(1, dims + 1, device=device)] = 4.0
     least = max(1e-6, (len(rivals) - 1) / 2**23)
     left = least * (1 / 3 / least) ** chance[0]
     steps = (left * 2**23 / (len(rivals) - 1)).round().clamp_min(1.0)
@@ -161,8 +162,8 @@ def _point(
     x.masked_fill_(pointed, 0.0)
     x.scatter_(1, dim, torch.where(pointed, (2**23 / steps).log() / 4, 0.0).float())
     x[:, 0] = LITTLE
-    some = rivals[(chance[2] * len(rivals)).long().clamp_max(len(rivals) - 1)]
-    target.copy_(torch.where(pointed, rivals[dim - 1], some)[:, 0])
+    some = usable[(chance[2] * len(usable)).long().clamp_max(len(usable) - 1)]
+    target.copy_(torch.where(pointed, usable[dim - 1], some)[:, 0])
     kept = torch.randperm(tokens, generator=generator, device=device)
     target[kept[1 << tokens.bit_length() - 1 :]] = ignore_index
 
