@@ -164,8 +164,12 @@ def _point(
     x[:, 0] = LITTLE
     some = usable[(chance[2] * len(usable)).long().clamp_max(len(usable) - 1)]
     target.copy_(torch.where(pointed, usable[dim - 1], some)[:, 0])
-    kept = torch.randperm(tokens, generator=generator, device=device)
-    target[kept[1 << tokens.bit_length() - 1 :]] = ignore_index
+    ignored = torch.randperm(tokens, generator=generator, device=device)
+    ignored = ignored[1 << max(1, tokens - 1).bit_length() - 1 :]
+    target[ignored] = ignore_index
+    # One large number, of a token that does not count. A check also runs with the largest one in
+    # the place of any other: a little more for all logits of a token would leave none exact.
+    x[ignored[:1], -1] = 10000.0
 
 
 def reference(
