@@ -1,8 +1,8 @@
 """Inputs that tasks have in common: what reference.py may import for its `inputs`.
 
     from kagent_sandbox.draws import draw_as_counted, draw_attention, draw_index, offsets, segments
-    from kagent_sandbox.draws import break_rows, draw_around, draw_kinds, draw_masks, draw_rows
-    from kagent_sandbox.draws import plant, round_coarsely
+    from kagent_sandbox.draws import break_rows, draw_around, draw_huge, draw_kinds, draw_masks
+    from kagent_sandbox.draws import draw_moments, draw_rows, draw_runs, plant, round_coarsely
 
 An exported library has these functions in its copy of reference.py.
 """
@@ -347,6 +347,169 @@ def draw_around(
     return torch.where(one | half, drawn, rows).reshape(tensor.shape)
 
 
+def draw_runs(
+    shape: Sequence[int],
+    one_of: int,
+    longest: int,
+    generator: torch.Generator,
+    device: torch.device,
+) -> torch.Tensor:
+    """Choose a run of neighbours in one row of `one_of`, at least in one row.
+
+    Lengths are even in the logarithm; a run that meets the end of its row goes on at the beginning.
+
+    Args:
+        shape: [..., N], rows are along the last dimension.
+        one_of: Rows for each one that has a run.
+        longest: Elements of the longest run, from 1 to N.
+        generator: The source of chance.
+        device: Where the result is.
+
+    Returns:
+        bool of `shape`, true in runs.
+
+    Example:
+        Choose neighbours that get no gradient:
+
+            import torch
+
+            cpu = torch.device("cpu")
+            generator = torch.Generator(cpu).manual_seed(0)
+            runs = draw_runs((8, 64), 4, 32, generator, cpu)
+            assert runs.any(1).sum() == 2
+            assert runs.sum(1).max() <= 32
+    """
+    rows, columns = math.prod(shape[:-1]), shape[-1]
+    at = draw_rows(rows, one_of, generator, device).flatten().nonzero().flatten()
+    chance = torch.rand((2, len(at), 1), generator=generator, device=device, dtype=torch.float64)
+    length, first = ((longest + 1) ** chance[0]).long(), (columns * chance[1]).long()
+    runs = torch.zeros((rows, columns), dtype=torch.bool, device=device)
+    runs[at] = (torch.arange(columns, device=device) - first) % columns < length
+    return runs.reshape(tuple(shape))
+
+
+def draw_huge(
+    shape: Sequence[int],
+    most: float,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+    device: torch.device,
+) -> torch.Tensor:
+    """Draw large finite numbers of both signs, up to a largest one.
+
+    Each row has a power of two of its own, evenly from 2^10 to the largest number's; of a quarter
+    of the rows, some elements are the largest number, or its negative.
+
+    Args:
+        shape: M rows and N columns.
+        most: The largest number, 2^11 or more.
+        dtype: Of the result.
+        generator: The source of chance.
+        device: Where the result is.
+
+    Returns:
+        [M, N] in `dtype`.
+
+    Example:
+        Draw up to the largest number of bfloat16:
+
+            import torch
+
+            cpu = torch.device("cpu")
+            generator = torch.Generator(cpu).manual_seed(0)
+            largest = torch.finfo(torch.bfloat16).max
+            x = draw_huge((8, 64), largest, torch.bfloat16, generator, cpu)
+            assert x.isfinite().all()
+            assert x.abs().min() >= 2.0**10
+            assert x.max() == largest or x.min() == -largest
+    """
+    rows, columns = shape
+    order = torch.randperm(rows, generator=generator, device=device, dtype=torch.float64)
+    share = (order / max(1, rows - 1)).unsqueeze(1)
+    power = 10 + (math.log2(most) - 11) * (share if rows > 1 else share + 1)
+    size = torch.rand((2, rows, columns), generator=generator, device=device, dtype=torch.float64)
+    wide = power.exp2() * (1 + size[0]) * torch.where(size[1] < 0.5, -1.0, 1.0)
+    huge = wide.clamp(-most, most).to(dtype)  # rounded up, none may be an infinity
+    huge.clamp_(-torch.finfo(dtype).max, torch.finfo(dtype).max)
+    where = draw_rows(rows, 4, generator, device).expand(rows, columns)
+    plant(huge, (most, -most), 1 / 64, generator, where=where)
+    return huge
+
+
+def draw_moments(
+    kind: str,
+    shape: Sequence[int],
+    scale: float,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+    device: torch.device,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Draw a parameter's gradient and both of its moments, as Adam has them.
+
+    The gradient is normal, the first moment a tenth of that, the second of the size of its square.
+    Single elements, runs in a row of 8 and whole rows of 16 are without gradient in one of three
+    ways: all three are 0, as of embeddings that no token has used; the gradient alone is, as of
+    those that this step has not used; or both moments are, as of those that are used first now.
+
+    Args:
+        kind: "normal"; "first": both moments are 0 everywhere; "still": the gradient is; and
+            "nonfinite": NaN, +inf and -inf here and there in the gradient, as an overflow leaves
+            them.
+        shape: Of each result; a row is along the last dimension.
+        scale: Deviation of the gradient.
+        dtype: Of the gradient; moments are float32.
+        generator: The source of chance.
+        device: Where the results are.
+
+    Returns:
+        The gradient, the first moment and the second one.
+
+    Raises:
+        ValueError: An unknown kind.
+
+    Example:
+        Draw those of a matrix:
+
+            import torch
+
+            cpu = torch.device("cpu")
+            generator = torch.Generator(cpu).manual_seed(0)
+            shape, dtype = (32, 64), torch.bfloat16
+            grad, exp_avg, exp_avg_sq = draw_moments("normal", shape, 1.0, dtype, generator, cpu)
+            assert ((grad == 0) & (exp_avg_sq > 0)).any()
+    """
+    kinds = ("normal", "first", "still", "nonfinite")
+    if kind not in kinds:
+        raise ValueError(f"no moments of kind {kind!r}: expected one of {', '.join(kinds)}")
+
+    def normal(of: torch.dtype, deviation: float) -> torch.Tensor:
+        empty = torch.empty(tuple(shape), dtype=of, device=device)
+        return empty.normal_(0.0, deviation, generator=generator)
+
+    grad, exp_avg = normal(dtype, scale), normal(torch.float32, 0.1 * scale)
+    # Not next to 0, where a parameter would move by many times its own size.
+    exp_avg_sq = normal(torch.float32, scale).square_().clamp_min_(0.01 * scale**2)
+    rows = math.prod(shape[:-1])
+    for empty in ((grad, exp_avg, exp_avg_sq), (grad,), (exp_avg, exp_avg_sq)):
+        at = torch.rand(tuple(shape), generator=generator, device=device) < 1 / 32
+        if rows >= 8 or shape[-1] >= 64:
+            # A row of few elements that are not 0 has no mean to hold one against that cancels.
+            longest = shape[-1] // 2 if len(empty) == 3 else shape[-1]
+            at |= draw_runs(shape, 8, longest, generator, device)
+        if rows >= 16:
+            at |= draw_rows(rows, 16, generator, device).reshape(*shape[:-1], 1)
+        for tensor in empty:
+            tensor.masked_fill_(at, 0.0)
+    if kind == "first":
+        exp_avg.zero_()
+        exp_avg_sq.zero_()
+    elif kind == "still":
+        grad.zero_()
+    elif kind == "nonfinite":
+        plant(grad, (torch.inf, -torch.inf, torch.nan), 0.06, generator)
+    return grad, exp_avg, exp_avg_sq
+
+
 def draw_attention(
     kind: str,
     queries: Sequence[int],
@@ -363,7 +526,8 @@ def draw_attention(
             by the same large amount; "sunk": that, and queries so low that scores are about -200;
             "mixed": each head of keys is normal, has scores that rise or fall evenly by 16 from the
             first key to the last, or scores about 10000 below the others in half of the keys, which
-            are a window or every other block, never the first key.
+            are a window or every other block, never the first key; "huge": normal, with values
+            times a power of two from 2^10 to 2^100 (not for float16).
         queries: Shape of the queries: batch B, heads H, sequence length S, head dimension D.
         key_heads: Heads of keys and values, Hkv; H is a multiple.
         scale: Deviation of the normal distribution.
@@ -388,7 +552,7 @@ def draw_attention(
             q, k, v = draw_attention("mixed", shape, 2, 1.0, dtype, generator, cpu)
             assert k.shape == (1, 2, 128, 64)
     """
-    kinds = ("normal", "shifted", "sunk", "mixed")
+    kinds = ("normal", "shifted", "sunk", "mixed", "huge")
     if kind not in kinds:
         raise ValueError(f"no attention of kind {kind!r}: expected one of {', '.join(kinds)}")
     b, h, s, d = queries
@@ -400,6 +564,9 @@ def draw_attention(
     q = draw(h, -3.0 if kind == "sunk" else 0.0)
     k = draw(key_heads, 8.0 if kind in ("shifted", "sunk") else 0.0)
     v = draw(key_heads)
+    if kind == "huge":
+        power = torch.randint(10, 101, (1,), generator=generator, device=device)
+        v.mul_(power.float().exp2().to(dtype))
     if kind != "mixed":
         return q, k, v
 

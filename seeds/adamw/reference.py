@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
-from kagent_sandbox.draws import draw_kinds, draw_rows, plant
+from kagent_sandbox.draws import draw_kinds, draw_moments
 
 if TYPE_CHECKING:
     from kagent_sandbox.data.case import Case
@@ -19,42 +19,25 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
 
     param is normal, in half of the rows times 10 lr: there wrong updates show however small lr is,
     in 16 bits too. grad is normal times the case's scale; exp_avg is a tenth of that, exp_avg_sq is
-    of the size of its square; all three are 0 here and there, and in a row of 16, as of embeddings
-    that no token has used. lr is from 0.02 to 0.2, or as often from 1e-6 to 0.02; step is a whole
-    number from 2 to 2^24; both evenly in the logarithm. Distributions: `normal`; `first` (step is
-    1, both moments are 0); `nonfinite` (NaN, +inf and -inf here and there in grad, as an overflow
-    leaves them: in all results NaN or infinite there, and nowhere else).
+    of the size of its square. In single elements, runs and rows all three are 0, as of embeddings
+    that no token has used; elsewhere grad alone is, or both moments are. lr is from 0.02 to 0.2, or
+    as often from 1e-6 to 0.02; step is a whole number from 2 to 2^24; both evenly in the logarithm.
+    Distributions: `normal`; `first` (step is 1, both moments are 0); `still` (grad is 0, as of a
+    layer that took no part in this step); `nonfinite` (NaN, +inf and -inf here and there in grad,
+    as an overflow leaves them: in all results NaN or infinite there, and nowhere else).
     """
     shape = (int(case.dims["M"]), int(case.dims["N"]))
     dtype = getattr(torch, case.dtype)
-    if case.inputs not in ("normal", "first", "nonfinite"):
-        raise ValueError(f"adamw knows no distribution {case.inputs!r}")
-
-    def normal(kind: torch.dtype, scale: float) -> torch.Tensor:
-        empty = torch.empty(shape, dtype=kind, device=device)
-        return empty.normal_(0.0, scale, generator=generator)
-
     chance = torch.rand(3, generator=generator, device=device)
     lr = torch.where(chance[0] < 0.5, 0.02 * 10 ** chance[1], 1e-6 * 2e4 ** chance[1])
     step = (2 ** (1 + 23 * chance[2])).floor()
-    param, grad = normal(dtype, 1.0), normal(dtype, case.scale)
+    if case.inputs == "first":
+        step.fill_(1.0)
+    param = torch.empty(shape, dtype=dtype, device=device).normal_(generator=generator)
     few = draw_kinds(shape[0], 2, generator, device) == 0
     param.mul_(torch.where(few, 10 * lr, 1.0).to(dtype))
-    exp_avg = normal(torch.float32, 0.1 * case.scale)
-    exp_avg_sq = normal(torch.float32, case.scale).square_()
-    # Not next to 0, where a parameter would move by many times its own size.
-    exp_avg_sq.clamp_min_(0.01 * case.scale**2)
-    unused = torch.rand(shape, generator=generator, device=device) < 1 / 32
-    if shape[0] >= 16:
-        unused |= draw_rows(shape[0], 16, generator, device)
-    for tensor in (grad, exp_avg, exp_avg_sq):
-        tensor.masked_fill_(unused, 0.0)
-    if case.inputs == "first":
-        exp_avg.zero_()
-        exp_avg_sq.zero_()
-        step.fill_(1.0)
-    elif case.inputs == "nonfinite":
-        plant(grad, (torch.inf, -torch.inf, torch.nan), 0.06, generator)
+    given = draw_moments(case.inputs, shape, case.scale, dtype, generator, device)
+    grad, exp_avg, exp_avg_sq = given
     return {
         "param": param,
         "grad": grad,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from kagent_sandbox.draws import draw_kinds, draw_rows, plant
+from kagent_sandbox.draws import draw_kinds, draw_moments
 
 if TYPE_CHECKING:
     from kagent_sandbox.data.case import Case
@@ -26,45 +26,30 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
 
     Parameters are normal, in half of the rows, or a vector as often as not, times 10 lr: there
     wrong updates show however small lr is, in 16 bits too. Gradients are normal times the case's
-    scale; exp_avg is a tenth of that, exp_avg_sq is of the size of its square; all three are 0 here
-    and there, and in a row of 16, as of embeddings that no token has used. lr is from 0.02 to 0.2,
-    or as often from 1e-6 to 0.02; step is a whole number from 2 to 2^24; both evenly in the
-    logarithm. Distributions: `normal`; `first` (step is 1, all moments are 0); `nonfinite` (NaN,
-    +inf and -inf here and there in the gradients, as an overflow leaves them: in all results NaN or
-    infinite there, and nowhere else).
+    scale; exp_avg is a tenth of that, exp_avg_sq is of the size of its square. In single elements,
+    runs and rows all three are 0, as of embeddings that no token has used; elsewhere the gradient
+    alone is, or both moments are. lr is from 0.02 to 0.2, or as often from 1e-6 to 0.02; step is a
+    whole number from 2 to 2^24; both evenly in the logarithm. Distributions: `normal`; `first`
+    (step is 1, all moments are 0); `still` (the gradients of two tensors are 0, as of layers that
+    took no part in this step); `nonfinite` (NaN, +inf and -inf here and there in the gradients, as
+    an overflow leaves them: in all results NaN or infinite there, and nowhere else).
     """
     m, n = int(case.dims["M"]), int(case.dims["N"])
     dtype = getattr(torch, case.dtype)
-    if case.inputs not in ("normal", "first", "nonfinite"):
-        raise ValueError(f"adamw_tensors knows no distribution {case.inputs!r}")
-
-    def normal(shape: tuple[int, ...], kind: torch.dtype, scale: float) -> torch.Tensor:
-        empty = torch.empty(shape, dtype=kind, device=device)
-        return empty.normal_(0.0, scale, generator=generator)
-
     chance = torch.rand(3, generator=generator, device=device)
     lr = torch.where(chance[0] < 0.5, 0.02 * 10 ** chance[1], 1e-6 * 2e4 ** chance[1])
     step = (2 ** (1 + 23 * chance[2])).floor()
     drawn = {"lr": lr, "step": torch.ones_like(step) if case.inputs == "first" else step}
-    for name, shape in zip(TENSORS, ((m, n), (n, n), (n,), (m,)), strict=True):
+    still = draw_kinds(len(TENSORS), 2, generator, device).flatten().tolist()
+    shapes = ((m, n), (n, n), (n,), (m,))
+    for name, shape, alone in zip(TENSORS, shapes, still, strict=True):
         rows = shape[0] if len(shape) > 1 else 1
         few = draw_kinds(rows, 2, generator, device).view(-1, *(1,) * (len(shape) - 1)) == 0
-        drawn[name] = normal(shape, dtype, 1.0).mul_(torch.where(few, 10 * lr, 1.0).to(dtype))
-        grad = normal(shape, dtype, case.scale)
-        exp_avg = normal(shape, torch.float32, 0.1 * case.scale)
-        exp_avg_sq = normal(shape, torch.float32, case.scale).square_()
-        # Not next to 0, where a parameter would move by many times its own size.
-        exp_avg_sq.clamp_min_(0.01 * case.scale**2)
-        unused = torch.rand(shape, generator=generator, device=device) < 1 / 32
-        if rows >= 16:
-            unused |= draw_rows(rows, 16, generator, device)
-        for tensor in (grad, exp_avg, exp_avg_sq):
-            tensor.masked_fill_(unused, 0.0)
-        if case.inputs == "first":
-            exp_avg.zero_()
-            exp_avg_sq.zero_()
-        elif case.inputs == "nonfinite":
-            plant(grad, (torch.inf, -torch.inf, torch.nan), 0.06, generator)
+        param = torch.empty(shape, dtype=dtype, device=device).normal_(generator=generator)
+        drawn[name] = param.mul_(torch.where(few, 10 * lr, 1.0).to(dtype))
+        kind = "normal" if case.inputs == "still" and alone else case.inputs
+        given = draw_moments(kind, shape, case.scale, dtype, generator, device)
+        grad, exp_avg, exp_avg_sq = given
         drawn |= {
             f"grad_{name}": grad,
             f"exp_avg_{name}": exp_avg,

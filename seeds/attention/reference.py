@@ -27,13 +27,14 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     lowers the queries too: scores are about -200 (D = 64), too little to exponentiate unshifted.
     "mixed" gives each head of keys a kind of its own: normal; all keys alike, so that all scores of
     a row are equal; scores that rise or fall from key to key; scores about 10000 below the others
-    before and after a window of keys or in every other block, never for the first key. "nonfinite"
+    before and after a window of keys or in every other block, never for the first key. "huge" is
+    normal, with values times a power of two from 2^10 to 2^100: the result is as large. "nonfinite"
     is normal, with NaN in some queries and in one key of some heads: all of such a query's row is
     NaN, and the rows of all queries of such a key.
     """
     # No short sequences with NaN: of 5 keys torch's kernel for a CPU makes 0 of it. And none in
     # values that a causal query does not see: times a probability of 0, some kernels have NaN.
-    kinds = ("normal", "shifted", "sunk", "mixed", "nonfinite")
+    kinds = ("normal", "shifted", "sunk", "mixed", "huge", "nonfinite")
     if case.inputs not in kinds:
         raise ValueError(f"inputs = {case.inputs!r}: use one of {', '.join(kinds)}")
     d = case.dims
@@ -50,7 +51,11 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
         _mix(q, k, generator)
     elif case.inputs == "nonfinite":
         _break(q, k, bool(d["causal"]), generator)
-    return {"q": q, "k": k, "v": draw(hkv)}
+    v = draw(hkv)
+    if case.inputs == "huge":
+        power = torch.randint(10, 101, (1,), generator=generator, device=device)
+        v.mul_(power.float().exp2().to(dtype))
+    return {"q": q, "k": k, "v": v}
 
 
 def _mix(q: torch.Tensor, k: torch.Tensor, generator: torch.Generator) -> None:

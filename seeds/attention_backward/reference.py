@@ -18,21 +18,25 @@ SCORES = 1 << 26  # float64 scores held at once: 512 MiB, and about four times t
 def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict[str, torch.Tensor]:
     """Draw q, k and v from a normal distribution of deviation `scale`, and grad from a normal one.
 
-    o and lse are what torch's forward pass has of them. "shifted" adds a constant to every key,
-    which moves all scores of a row, and its log-sum-exp, by the same large amount. "mixed" gives
-    each head of keys a kind of its own: normal; scores that rise or fall from key to key; scores
-    about 10000 below the others in half of the keys, which are a window or every other block, never
-    the first key.
+    grad is times a power of two from 2^-27 to 2^13, from 1 to 2^6 in float16. o and lse are what
+    torch's forward pass has of them. "shifted" adds a constant to every key, which moves all scores
+    of a row, and its log-sum-exp, by the same large amount. "mixed" gives each head of keys a kind
+    of its own: normal; scores that rise or fall from key to key; scores about 10000 below the
+    others in half of the keys, which are a window or every other block, never the first key.
     """
     d = case.dims
     queries = tuple(int(d[n]) for n in ("B", "H", "S", "D"))
     dtype = getattr(torch, case.dtype)
-    if case.inputs == "sunk":  # gradients would hang on the rounding of scores alone
-        raise ValueError("attention_backward knows no distribution 'sunk'")
+    # Of "sunk" ones gradients would hang on the rounding of scores alone; "huge" is for values.
+    if case.inputs in ("sunk", "huge"):
+        raise ValueError(f"attention_backward knows no distribution {case.inputs!r}")
     q, k, v = draw_attention(
         case.inputs, queries, int(d["Hkv"]), case.scale, dtype, generator, device
     )
     grad = torch.empty_like(q).normal_(generator=generator)
+    least, most = (0, 6) if dtype == torch.float16 else (-27, 13)
+    power = torch.randint(least, most + 1, (1,), generator=generator, device=device)
+    grad.mul_(power.float().exp2().to(dtype))
     o, lse = _forward(q, k, v, bool(d["causal"]))
     return {"grad": grad, "q": q, "k": k, "v": v, "o": o, "lse": lse}
 

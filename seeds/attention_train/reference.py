@@ -23,6 +23,7 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     too: scores are about -200 (D = 64), and so is the log-sum-exp. "mixed" gives each head of keys
     a kind of its own: normal; scores that rise or fall from key to key; scores about 10000 below
     the others in half of the keys, which are a window or every other block, never the first key.
+    "huge" is normal, with values times a power of two from 2^10 to 2^100: o is as large.
     "nonfinite" is normal, with NaN in some queries and in one key of some heads: both results are
     NaN for such a query, and for all queries of such a key.
     """

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
+from kagent_sandbox.draws import draw_huge, draw_kinds
 from torch.nn import functional as F
 
 if TYPE_CHECKING:
@@ -23,15 +24,18 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     Distributions: `normal` (uniform targets); `padded` (the last third of the rows is ignored, as
     padding is); `scattered` (about half of the rows, anywhere, is ignored); `ignored` (all rows: no
     loss, no gradient); `trained` (the target's logit is raised, as in a model that has learnt);
+    `likely` (in three rows of four the target's probability is from 0.75 to 0.999999, of 16 bits to
+    0.9997, evenly in the logarithm of what is left: see `_likely`);
     `constant` (each row one value); `spiked` (in two rows of three, two logits are raised by 100
     and one by 200: too much to exponentiate unshifted, or relative to a maximum that misses the
     one, which is often the first or the last). `mixed` gives each row a kind of its own, in equal
-    numbers: normal, trained, spiked, constant, ignored, rising or falling; -inf in a third of the
-    columns, before and after a window, or in every other block, never at the target; the same with
-    -1e4, -1e9 or the least finite value for -inf; every value such a one; few values, many of them
-    the maximum; subnormal numbers; 200 more or less than normal. `nonfinite` also has rows that
-    count with +inf or NaN somewhere, and rows of -inf: such a row's gradient and the loss are NaN,
-    other rows' gradients are not.
+    numbers: normal, trained, learnt (the target has from 0.2 to 0.75), spiked, constant, ignored,
+    rising or falling; -inf in a third of the columns, before and after a window, or in every other
+    block, never at the target; the same with -1e4, -1e9 or the least finite value for -inf; every
+    value such a one; few values, many of them the maximum; subnormal numbers; 200 more or less than
+    normal; numbers up to the largest, none above half of what the target has. `nonfinite` also has
+    rows that count with +inf or NaN somewhere, and rows of -inf: such a row's gradient and the loss
+    are NaN, other rows' gradients are not.
     """
     if case.inputs in ("mixed", "nonfinite"):
         return _mixed(case, generator, device)
@@ -46,6 +50,8 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     else:
         logits = torch.randn((rows, columns), generator=generator, device=device)
     target = torch.randint(columns, (rows,), generator=generator, device=device)
+    if case.inputs == "likely":
+        return _likely(logits.mul_(case.scale), target, getattr(torch, case.dtype), generator)
     if case.inputs == "trained":
         logits.scatter_(1, target[:, None], 8.0)
     elif case.inputs == "padded":
@@ -78,7 +84,8 @@ def _not_likely(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Targets; of rows where the target is likely, though not certain, the least likely class.
 
     There p - 1 is what rounding leaves of a difference, and each order of additions has another
-    p. torch's would allow for them in every row, or not, by luck.
+    p. torch's would allow for them in every row, or not, by luck. Likely targets are in rows that
+    `_learnt` makes, where all orders have the same sum.
     """
     p = torch.softmax(logits.double(), -1).gather(1, target[:, None].clamp_min(0))[:, 0]
     likely = (p > 0.2) & (p < 1 - 1e-9) & (target != IGNORE_INDEX)
@@ -86,10 +93,67 @@ def _not_likely(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return torch.where(likely, least, target)
 
 
+def _likely(
+    logits: torch.Tensor, target: torch.Tensor, dtype: torch.dtype, generator: torch.Generator
+) -> dict[str, torch.Tensor]:
+    """Rows with likely targets in the place of three normal ones of four.
+
+    Where p is nearly 1, p - 1 is what rounding leaves of a difference. So all that comes before it
+    is exact in torch as in others: the sum (see `_learnt`), p, and p / count, as the number of rows
+    that count is a power of two; the others are ignored.
+    """
+    rows, columns = logits.shape
+    kind = draw_kinds(rows, 4, generator, logits.device)
+    # What a GPU's base-2 exponential errs by is less than 16 bits show, as long as this is left.
+    least = 1e-6 if dtype == torch.float32 else 3e-4
+    others = _learnt(target, columns, least, 1 / 3, generator).to(dtype)
+    logits = torch.where(kind > 0, others, logits.to(dtype))
+    target = torch.where(kind[:, 0] > 0, target, _not_likely(logits, target))
+    order = torch.randperm(rows, generator=generator, device=logits.device)
+    target[order[1 << rows.bit_length() - 1 :]] = IGNORE_INDEX
+    return {"logits": logits, "target": target}
+
+
+def _learnt(
+    target: torch.Tensor, columns: int, least: float, most: float, generator: torch.Generator
+) -> torch.Tensor:
+    """Logits of rows in which the target has a large share, [M, N] float32.
+
+    What all other classes have together is from `least` to `most` of what the target has, evenly
+    in the logarithm. All of it belongs to one rival or more, in half of the rows to all other
+    classes, as far as `least` allows; their logits are equal, and the rest lies 100 below.
+
+    A rival has J 2^-23 of what the target has, with a whole J. So the sum of a row's exponentials
+    is exact in float32 in any order, but for what the rivals' logit is rounded by: smaller ones are
+    lost where they are added to the target's 1, and how often that happens is a matter of order.
+
+    Args:
+        target: [M], classes or IGNORE_INDEX.
+        columns: N, 2 or more.
+        least: From 2^-23.
+        most: Up to 4, where rounding does no harm.
+        generator: The source of chance.
+    """
+    device, shape, at = target.device, (len(target), columns), target[:, None].clamp_min(0)
+    chance = torch.rand((4, len(target), 1), generator=generator, device=device).double()
+    left = least * (most / least) ** chance[0]
+    share = torch.where(chance[1] < 0.5, 1.0, columns ** (chance[1] * 2 - 2))
+    share = torch.minimum(share, left * 2**23 / columns)  # J is 1 or more
+    rivals = torch.rand(shape, generator=generator, device=device) < share
+    one = (at + 1 + (chance[2] * (columns - 1)).long().clamp_max(columns - 2)) % columns
+    rivals.scatter_(1, one, value=True).scatter_(1, at, value=False)
+    steps = (left * 2**23 / rivals.sum(1, keepdim=True)).round().clamp_min(1.0)
+    # Where little is left, a large log-sum-exp that is subtracted would be rounded by too much.
+    far = (left * 1024).clamp_max(64.0)
+    raised = ((2 * chance[3] - 1) * far * 16).round() / 16
+    logits = torch.where(rivals, raised - (2**23 / steps).log(), raised - 100).float()
+    return logits.scatter_(1, at, raised.float())
+
+
 KINDS = (
-    *("normal", "trained", "spiked", "constant", "ignored", "rising", "falling", "masked"),
-    *("window", "blocks", "finite window", "finite blocks", "sunk", "ties", "subnormal"),
-    *("high", "low"),
+    *("normal", "trained", "learnt", "spiked", "constant", "ignored", "rising", "falling"),
+    *("masked", "window", "blocks", "finite window", "finite blocks", "sunk", "ties", "subnormal"),
+    *("high", "low", "huge"),
 )
 NONFINITE = ("inf", "nan", "all -inf")
 
@@ -143,10 +207,16 @@ def _mixed(case: Case, generator: torch.Generator, device: torch.device) -> dict
             some = whole(3, n, columns).float()
         elif kind == "subnormal":
             some = whole(1000, n, columns) * limits.smallest_normal / 1024
+        elif kind == "huge":  # of another target the loss would be as huge
+            some = draw_huge((n, columns), limits.max / 4, dtype, generator, device).float()
+            some.scatter_(1, target[at, None].clamp_min(0), 2 * some.abs().amax(1, keepdim=True))
         elif kind == "all -inf":
             some.fill_(-torch.inf)
         elif kind in NONFINITE:
             some.scatter_(1, whole(columns, n, 1), torch.nan if kind == "nan" else torch.inf)
+        elif kind == "learnt":
+            logits[at] = _learnt(target[at], columns, 1 / 3, 4.0, generator)
+            continue
         low: torch.Tensor | float = -torch.inf
         if kind == "sunk" or kind.startswith("finite"):
             lows = torch.tensor([-1e4, -1e9, limits.min], device=device).clamp_min_(limits.min)

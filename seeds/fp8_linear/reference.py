@@ -19,9 +19,9 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     """Draw x: [M, K] and weight: [N, K] in float8_e4m3fn, and their scales, about 1/50.
 
     The scale of x is times the case's scale. Distributions: `normal` (of deviation 30, from -448 to
-    448); `extreme` (also 448, -448, 0 and the least subnormal number, often; some rows of x are 0;
-    one of the scales is negative); `nonfinite` (`normal`, with NaN once in every eighth row of x,
-    at least in one: all of such a row of y is NaN).
+    448); `extreme` (also 448, -448, 0 and the least subnormal number, often; some rows of both are
+    0; one of the scales is negative); `nonfinite` (`normal`, with NaN of either sign once in every
+    eighth row of x and of the weight, at least in one: all of such a row and column of y is NaN).
     """
     m, n, k = (int(case.dims[d]) for d in "MNK")
 
@@ -38,15 +38,23 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
         raise ValueError(f"fp8_linear knows no distribution {case.inputs!r}")
     x, weight = drawn(m, k), drawn(n, k)
     if case.inputs == "extreme":
-        x.masked_fill_(draw_kinds(m, 8, generator, device) == 0, 0.0)
+        for tensor in (x, weight):
+            tensor.masked_fill_(draw_kinds(len(tensor), 8, generator, device) == 0, 0.0)
     elif case.inputs == "nonfinite":
-        break_rows(x, 8, generator)
+        for tensor in (x, weight):
+            break_rows(tensor, 8, generator)
     scales = torch.rand(2, generator=generator, device=device).add_(0.5).div_(50.0)
     if case.inputs == "extreme":
         scales[torch.randint(2, (1,), generator=generator, device=device)] *= -1
+    narrow = [tensor.to(torch.float8_e4m3fn) for tensor in (x, weight)]
+    if case.inputs == "nonfinite":
+        for tensor in narrow:  # either sign: both are NaN
+            bits = tensor.view(torch.uint8)
+            coin = torch.randint(2, bits.shape, generator=generator, device=device)
+            bits.bitwise_xor_(((bits & 127) == 127) * (coin << 7).to(torch.uint8))
     return {
-        "x": x.to(torch.float8_e4m3fn),
-        "weight": weight.to(torch.float8_e4m3fn),
+        "x": narrow[0],
+        "weight": narrow[1],
         "scale_x": scales[0] * case.scale,
         "scale_weight": scales[1].clone(),
     }

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
-from kagent_sandbox.draws import draw_kinds, plant
+from kagent_sandbox.draws import draw_huge, draw_kinds, plant
 from torch.nn import functional as F
 
 if TYPE_CHECKING:
@@ -23,7 +23,9 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     `subnormal` (numbers too small to be normal); `mixed` (each row is normal, rising or falling
     from -8 to 8, a constant, zeros, or a few values again and again); `nonfinite` (the same, with
     +inf and NaN here and there, for which the result is the same, and the least finite number and
-    -200, for which it is 0). -inf is left out: torch says NaN, and the limit is 0.
+    -200, for which it is 0); `huge` (each row has a power of its own, from 2^10 to that of the
+    largest finite number times the scale: in cases of their own, as smaller ones hide beside such).
+    -inf is left out: torch says NaN, and the limit is 0.
     """
     shape = (int(case.dims["M"]), int(case.dims["N"]))
 
@@ -33,6 +35,10 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     if case.inputs == "normal":  # in one pass: every timed execution has such inputs of its own
         x = torch.empty(shape, dtype=getattr(torch, case.dtype), device=device)
         return {"x": x.normal_(0.0, case.scale, generator=generator)}
+    if case.inputs == "huge":
+        dtype = getattr(torch, case.dtype)
+        most = torch.finfo(dtype).max * case.scale
+        return {"x": draw_huge(shape, most, dtype, generator, device)}
     if case.inputs == "constant":
         x = normal(shape[0], 1).abs().expand(shape)
     elif case.inputs == "ramp":

@@ -49,7 +49,8 @@ static inline Floats exp2_nonpositive(Floats x, Floats& low) {
 // s + x s (1 - s) 2u'. With t = exp(-|2u|), which is at most 1, s and 1 - s are 1 / (1 + t) and
 // t / (1 + t), the larger first where u is positive: no digits cancel, nothing overflows. Where u
 // is negative, all is proportional to t: what t has below the normal numbers multiplies the result,
-// which is then as small as it should be. Elsewhere that is nothing beside 1.
+// which is then as small as it should be. Elsewhere it multiplies what is added to s alone: of a
+// huge x that is as much as x^3 t.
 static inline Floats gelu_backward(Floats grad, Floats x) {
   const Floats square = x * x;
   const Floats twice_u = x * (1.595769122f + 0.0713548163f * square);
@@ -59,7 +60,8 @@ static inline Floats gelu_backward(Floats grad, Floats x) {
   const Floats larger = 1.0f / (1.0f + t);
   const Floats smaller = t * larger;
   const Floats s = x > 0.0f ? larger : smaller;
-  return grad * ((s + x * slope * (larger * smaller)) * (x > 0.0f ? Floats{} + 1.0f : low));
+  const Floats rest = x * (slope * (larger * smaller)) * low;   // x * slope alone may overflow
+  return grad * (s * (x > 0.0f ? Floats{} + 1.0f : low) + rest);
 }
 
 // Streams where `to` is aligned. In assembler, since <immintrin.h> takes longer than all the rest.

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
-from kagent_sandbox.draws import draw_kinds, plant
+from kagent_sandbox.draws import draw_huge, draw_kinds, plant
 
 if TYPE_CHECKING:
     from kagent_sandbox.data.case import Case
 
 CHUNK_ELEMENTS = 1 << 25  # float64 temporaries of the reference stay near 2 GiB
 FEW = 64  # columns
+HUGE = 2.0**62  # where a square overflows, torch has NaN
 
 
 def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict[str, torch.Tensor]:
@@ -21,10 +22,11 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     grad is normal, in rows of less than FEW columns from 1 to 2 or -2 to -1, times a power of two
     from 2^-27 to 2^13 (from 1 to 2^6 in float16, which has few small numbers). Distributions of x:
     `normal`; `ramp` (from -8 to 8 along each row: where the derivative is 0, is negative, exceeds
-    1, is 1); `subnormal` (numbers too small to be normal); `mixed` (each row has a power of its
-    own, and is normal, rising or falling from -8 to 8, zeros, or a few values again and again; in
-    some rows grad is 0). `nonfinite` is `mixed` with +inf, -inf and NaN here and there in grad,
-    where x is positive, and NaN in x.
+    1, is 1); `subnormal` (numbers too small to be normal); `huge` (each row has a power of its own,
+    from 2^10 to that of HUGE, or of float16's largest number: the derivative is 1 or 0); `mixed`
+    (each row has a power of its own, and is normal, rising or falling from -8 to 8, zeros, or a few
+    values again and again; in some rows grad is 0). `nonfinite` is `mixed` with +inf, -inf and NaN
+    here and there in grad, where x is positive, and NaN in x.
     """
     shape = (int(case.dims["M"]), int(case.dims["N"]))
     dtype = getattr(torch, case.dtype)
@@ -48,6 +50,9 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
         if few:
             x[:, 0].abs_()
         return {"grad": grad, "x": x}
+    if case.inputs == "huge":
+        most = min(HUGE * case.scale, torch.finfo(dtype).max)
+        return {"grad": grad, "x": draw_huge(shape, most, dtype, generator, device)}
     ramp = torch.linspace(8, -8, shape[1], device=device)
     if case.inputs == "ramp":
         x = ramp.flip(0) + 0.1 * normal(shape[0], 1)

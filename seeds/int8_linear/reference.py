@@ -20,9 +20,9 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     or -1/500.
 
     Distributions: `normal` (weights are normal, rounded, from -127 to 127); `extreme` (weights are
-    -128, 127 or any other, evenly; some rows of x are 0); `nonfinite` (`normal` without
-    zeros among the weights; a third of the rows of x has NaN, +inf or -inf once: such a row of y is
-    NaN or infinite).
+    -128, 127 or any other, evenly; some rows of x and of the weight are 0, and so are some scales);
+    `nonfinite` (`normal` without zeros among the weights; a third of the rows of x has NaN, +inf or
+    -inf once: such a row of y is NaN or infinite; a scale of 16 is NaN, and its column of y).
     """
     m, n, k = (int(case.dims[d]) for d in "MNK")
     dtype = getattr(torch, case.dtype)
@@ -41,10 +41,14 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
         kind = torch.randint(3, (n, k), generator=generator, device=device, dtype=torch.int8)
         weight.masked_fill_(kind == 0, -128).masked_fill_(kind == 1, 127)
         x.masked_fill_(draw_kinds(m, 8, generator, device) == 0, 0.0)
+        weight.masked_fill_(draw_kinds(n, 16, generator, device) == 0, 0)
+        scale.masked_fill_(draw_kinds(n, 16, generator, device)[:, 0] == 0, 0.0)
     else:
         raise ValueError(f"int8_linear knows no distribution {case.inputs!r}")
     if case.inputs == "nonfinite":
         weight.masked_fill_(weight == 0, 1)
+        # No infinite scale: of a sum near 0 rounding decides the sign.
+        scale.masked_fill_(draw_rows(n, 16, generator, device)[:, 0], torch.nan)
         at = torch.randint(k, (m, 1), generator=generator, device=device)
         broken, kind = draw_rows(m, 3, generator, device), draw_kinds(m, 3, generator, device)
         value = x.gather(1, at)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
+from kagent_sandbox.draws import draw_kinds
 
 if TYPE_CHECKING:
     from kagent_sandbox.data.task import Case
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 LOGITS = 1 << 27  # float64 logits held at once: 1 GiB, and about twice that with temporaries
 WEIGHT_DEVIATION = 0.02  # as models are initialised: with D = 4096 the logits deviate by 1.3
 IGNORED_SHARE = 0.5
+LITTLE = 0.125  # what all tokens have in a dimension that lowers columns
 
 
 def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict[str, torch.Tensor]:
@@ -28,10 +30,13 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     "spiked": one logit of each token, often the first or the last, is about 200, the others 0.
     "mixed": logits about 10000 below the others before and after a window of the vocabulary and in
     every other block of it, never at a target; a third of the tokens is 0, with equal logits
-    elsewhere; a third of the others is ignored. "nonfinite": a token that counts holds a NaN, so
-    that loss and dw are NaN, and dx in its row alone.
+    elsewhere; a third of the others is ignored. "likely": three tokens of four point at their
+    target, whose probability is from 0.75 to 0.999999, of 16 bits to 0.9997, evenly in the
+    logarithm of what is left (see `_point`). "nonfinite": a token that counts holds a NaN, so that loss and dw are NaN, and
+    dx in its row alone.
     """
-    kinds = ("normal", "ignored", "all_ignored", "tail", "shifted", "spiked", "mixed", "nonfinite")
+    kinds = ("normal", "ignored", "all_ignored", "tail", "shifted", "spiked", "mixed", "likely")
+    kinds += ("nonfinite",)
     if case.inputs not in kinds:
         raise ValueError(f"inputs = {case.inputs!r}: use one of {', '.join(kinds)}")
     d = case.dims
@@ -102,10 +107,12 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
         x[:, 0] = little
         if tokens > 1:
             target = target.masked_fill(kind[:, 0] > 7 / 9, ignore_index)
+    elif case.inputs == "likely":
+        _point(x, weight, target, ignore_index, dtype, generator)
     elif case.inputs == "nonfinite":
         token = torch.randint(tokens, (), generator=generator, device=device)
         x[token, -1] = torch.nan
-    if case.scale > 1 and case.inputs not in ("shifted", "spiked"):
+    if case.scale > 1 and case.inputs not in ("shifted", "spiked", "likely"):
         # Where the target is likely, p - 1 is what rounding leaves of a difference.
         logits = x @ weight.T
         at = target.where(target != ignore_index, 0)[:, None]
@@ -113,6 +120,58 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
         least = logits.where(logits > -1e3, torch.inf).argmin(1)
         target = torch.where(likely & (target != ignore_index), least, target)
     return {"x": x.to(dtype), "weight": weight.to(dtype), "target": target}
+
+
+def _point(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    target: torch.Tensor,
+    ignore_index: int,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+) -> None:
+    """Make the tokens of "likely", in place: three of four have one dimension, their target's.
+
+    In that dimension the target's weight is 4 and all others' are 0, and in all dimensions in which
+    other weights are not 0, the token is: so logits are exact, that of the target is one product,
+    and those of the other columns are 0. Of these only a few rivals count, from 3 to all; the
+    others' logits are -10000, by the first dimension. As in cross_entropy, a rival has J 2^-23 of
+    what the target has, with a whole J, and the number of tokens that count is a power of two: so
+    sums and p are exact in float32 in any order, and p - 1 is known to as many digits as torch has.
+
+    Not reached: as likely a target among thousands of rivals, with less than 2^-23 for each, or
+    with logits that are sums of many products. There the order of additions decides.
+    """
+    (tokens, hidden), vocab, device = x.shape, len(weight), x.device
+    chance = torch.rand((3, tokens, 1), generator=generator, device=device).double()
+    # Rivals first, in the whole range: what has a weight in a dimension of its own is one.
+    many = 4 * (vocab / 4) ** float(torch.rand((), generator=generator, device=device))
+    order = torch.randperm(vocab, generator=generator, device=device)
+    rivals, others = order[: int(many)], order[int(many) :]
+    weight[:, 0] = 0.0
+    weight[others, 0] = -10000.0 / LITTLE
+    usable = rivals[rivals != ignore_index]
+    dims = min(8, hidden - 1, len(usable))
+    weight[:, 1 : dims + 1] = 0.0
+    weight[usable[:dims], torch.arange(1, dims + 1, device=device)] = 4.0
+    # What a GPU's base-2 exponential errs by is less than 16 bits show, as long as this is left.
+    least = max(1e-6 if dtype == torch.float32 else 3e-4, (len(rivals) - 1) / 2**23)
+    left = least * (1 / 3 / least) ** chance[0]
+    steps = (left * 2**23 / (len(rivals) - 1)).round().clamp_min(1.0)
+    pointed = draw_kinds(tokens, 4, generator, device) > 0
+    dim = 1 + (chance[1] * dims).long().clamp_max(dims - 1)
+    x[:, 1 : dims + 1] = 0.0
+    x.masked_fill_(pointed, 0.0)
+    x.scatter_(1, dim, torch.where(pointed, (2**23 / steps).log() / 4, 0.0).float())
+    x[:, 0] = LITTLE
+    some = usable[(chance[2] * len(usable)).long().clamp_max(len(usable) - 1)]
+    target.copy_(torch.where(pointed, usable[dim - 1], some)[:, 0])
+    ignored = torch.randperm(tokens, generator=generator, device=device)
+    ignored = ignored[1 << max(1, tokens - 1).bit_length() - 1 :]
+    target[ignored] = ignore_index
+    # One large number, of a token that does not count. A check also runs with the largest one in
+    # the place of any other: a little more for all logits of a token would leave none exact.
+    x[ignored[:1], -1] = 10000.0
 
 
 def reference(

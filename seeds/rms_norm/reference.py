@@ -23,7 +23,8 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     A quarter of the weights is about -1, the others about 1; of MANY and more, one in 16 is 0,
     small, or large. Distributions: `normal`; `mixed` gives each row a kind of its own: normal,
     zeros, few values, rising along the row, one entry 30 times as large as the others, subnormal
-    numbers, a thousandth of normal (so that eps counts), 30 times normal. `nonfinite` also has rows
+    numbers, a thousandth of normal (so that eps counts), 30 times normal, a power of two up to 2^50
+    times normal (as far as float16 goes; the square of more overflows). `nonfinite` also has rows
     with +inf (where the result is NaN, and 0 in the rest of the row) and with NaN (all of the row
     is NaN).
     """
@@ -40,13 +41,16 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     if case.inputs not in ("mixed", "nonfinite"):
         raise ValueError(f"rms_norm knows no distribution {case.inputs!r}")
     wide = torch.randn((rows, columns), generator=generator, device=device) * case.scale
-    kind = draw_kinds(rows, 8, generator, device)
+    kind = draw_kinds(rows, 9, generator, device)
+    power = 50 * torch.rand((rows, 1), generator=generator, device=device)
+    largest = torch.finfo(dtype).max
+    huge = (wide / case.scale * power.exp2()).clamp(-largest, largest)
     at = torch.randint(columns, (rows, 1), generator=generator, device=device)
     spiked = wide.scatter(1, at, 30.0 * case.scale)
     tiny = torch.finfo(dtype).smallest_normal / (8 * case.scale)
     ramp = torch.linspace(-4, 4, columns, device=device).expand(rows, columns)
     few = (wide / case.scale).round() * case.scale
-    others = (wide * 0, few, ramp, spiked, wide * tiny, wide / 1000, wide * 30)
+    others = (wide * 0, few, ramp, spiked, wide * tiny, wide / 1000, wide * 30, huge)
     for i, other in enumerate(others):
         wide = torch.where(kind == i, other, wide)
     if case.inputs == "nonfinite":

@@ -17,14 +17,14 @@ MANY = 64  # columns
 
 
 def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict[str, torch.Tensor]:
-    """Draw x: [M, N], times the case's scale; grad: [M, N], normal; and weight: [N].
+    """Draw x: [M, N], times the case's scale; grad: [M, N]; and weight: [N].
 
-    A quarter of the weights is about -1, the others about 1; of MANY and more, one in 16 is 0,
-    small, or large. Distributions of x: `normal`; `mixed` gives each row a kind of its own:
-    normal, zeros, few values, rising along the row, one entry 4 times as large as the others, a
-    thousandth of normal (so that eps counts), 30 times normal; in some rows grad is 0. `nonfinite`
-    is `mixed` with a NaN in grad in some rows: dx is NaN in all of such a row, dweight in the NaN's
-    column.
+    grad is normal, times a power of two from 2^-27 to 2^13 (not in float16). A quarter of the
+    weights is about -1, the others about 1; of MANY and more, one in 16 is 0, small, or large.
+    Distributions of x: `normal`; `mixed` gives each row a kind of its own: normal, zeros, few
+    values, rising along the row, one entry 4 times as large as the others, a thousandth of normal
+    (so that eps counts), 30 times normal; in some rows grad is 0. `nonfinite` is `mixed` with a NaN
+    in grad in some rows: dx is NaN in all of such a row, dweight in the NaN's column.
     """
     rows, columns = int(case.dims["M"]), int(case.dims["N"])
     dtype = getattr(torch, case.dtype)
@@ -34,6 +34,9 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
         plant(weight, (0.0, 1 / 64, 8.0, -8.0), 1 / 16, generator)
     x = torch.empty((rows, columns), dtype=dtype, device=device)
     grad = torch.empty_like(x).normal_(generator=generator)
+    power = torch.randint(-27, 14, (1,), generator=generator, device=device).to(torch.float32)
+    if dtype != torch.float16:
+        grad.mul_(power.exp2().to(dtype))
     given = {"grad": grad, "x": x, "weight": weight.to(dtype)}
     if case.inputs == "normal":  # in one pass: every timed execution has such inputs of its own
         x.normal_(0.0, case.scale, generator=generator)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
+from kagent_sandbox.draws import draw_huge
 
 if TYPE_CHECKING:
     from kagent_sandbox.data.task import Case
@@ -24,8 +25,9 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     or the last). `mixed` gives each row a kind of its own, in equal numbers: normal, masked,
     spiked, constant, rising or falling; -inf before and after a window, or in every other block;
     the same with -1e4, -1e9 or the least finite value for -inf; every value such a one; few values,
-    many of them the maximum; subnormal numbers; 200 more or less than normal. `nonfinite` also has
-    rows with +inf or NaN somewhere, and rows of -inf: the result is NaN in all of such a row.
+    many of them the maximum; subnormal numbers; 200 more or less than normal; numbers up to the
+    largest. `nonfinite` also has rows with +inf or NaN somewhere, and rows of -inf: the result is
+    NaN in all of such a row.
     """
     if case.inputs in ("mixed", "nonfinite"):
         return {"x": _mixed(case, generator, device)}
@@ -67,6 +69,7 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
 KINDS = (
     *("normal", "masked", "spiked", "constant", "rising", "falling", "window", "blocks"),
     *("finite window", "finite blocks", "sunk", "ties", "subnormal", "high", "low"),
+    "huge",
 )
 NONFINITE = ("inf", "nan", "all -inf")
 
@@ -115,6 +118,8 @@ def _mixed(case: Case, generator: torch.Generator, device: torch.device) -> torc
             some = whole(3, n, columns).float()
         elif kind == "subnormal":
             some = whole(1000, n, columns) * limits.smallest_normal / 1024
+        elif kind == "huge":
+            some = draw_huge((n, columns), limits.max, dtype, generator, device).float()
         hidden.scatter_(1, whole(columns, n, 1), value=False)
         if kind in NONFINITE:
             some.scatter_(1, whole(columns, n, 1), torch.nan if kind == "nan" else torch.inf)

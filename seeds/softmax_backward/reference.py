@@ -20,6 +20,7 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
 
     grad is normal, with opposite signs in each pair of columns, times a power of two from 2^-27 to
     2^13 (from 1 to 2^6 in float16, which has few small numbers). Distributions of y: `normal`;
+    `huge` (normal, and grad is times a power from 2^14 to 2^120; not in float16);
     `masked` (a third of the entries is 0, none beside another); `mixed` gives each row a power of
     its own, and a kind: normal, masked, equal everywhere, 1 at one column and 0 elsewhere, 1/2 at
     two columns where grad has opposite signs, 0 before and after a window of half the columns or
@@ -40,6 +41,8 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     logits.normal_(0.0, case.scale, generator=generator).abs_().neg_()
     logits.add_(grad, alpha=case.scale / 16)
     least, most = (0, 6) if dtype == torch.float16 else (-27, 13)
+    if case.inputs == "huge":
+        least, most = 14, 120
     sizes = rows if case.inputs in ("mixed", "nonfinite") else 1
     power = torch.randint(least, most + 1, (sizes, 1), generator=generator, device=device)
     kind = None
@@ -65,7 +68,7 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
             grad.masked_fill_(kind == 6, 0.0)
         hidden.scatter_(1, at[:, :1], value=False)
         logits.masked_fill_(hidden, -torch.inf)
-    elif case.inputs != "normal":
+    elif case.inputs not in ("normal", "huge"):
         raise ValueError(f"softmax_backward knows no distribution {case.inputs!r}")
     y = torch.softmax(logits, -1).to(dtype)
     if kind is not None:

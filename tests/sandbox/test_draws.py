@@ -4,7 +4,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kagent_sandbox.draws import draw_around, draw_masks, round_coarsely
+from kagent_sandbox.draws import (
+    draw_around,
+    draw_huge,
+    draw_masks,
+    draw_moments,
+    draw_runs,
+    round_coarsely,
+)
 
 AROUND = {-2.0: 0, 0.0: 0, 5.0: 4}
 
@@ -86,3 +93,34 @@ def test_zeros_and_nothing_are_few_numbers():
     assert torch.equal(round_coarsely(torch.zeros(3, 4)), torch.zeros(3, 4))
     assert round_coarsely(torch.empty(0, 4)).shape == (0, 4)
     assert round_coarsely(torch.tensor(0.7)) == 0.6875
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 300), (40, 8)])
+def test_huge_numbers_are_finite_and_reach_the_largest(dtype, shape):
+    most = torch.finfo(dtype).max
+    x = draw_huge(shape, most, dtype, torch.Generator().manual_seed(1), torch.device("cpu"))
+    assert (x.shape, x.dtype) == (shape, dtype)
+    assert x.isfinite().all()
+    assert x.abs().min() >= 2**10
+    assert x.abs().max() == most
+
+
+@pytest.mark.parametrize("shape", [(300,), (1, 300), (64, 40)])
+def test_runs_are_of_all_lengths_up_to_the_longest(shape):
+    generator, longest = torch.Generator().manual_seed(1), shape[-1] // 2
+    draws = [draw_runs(shape, 8, longest, generator, torch.device("cpu")) for _ in range(60)]
+    lengths = torch.stack(draws).sum(-1).flatten()
+    assert lengths[lengths > 0].min() < 4
+    assert longest // 2 < lengths.max() <= longest
+
+
+@pytest.mark.parametrize("shape", [(300,), (1, 300), (64, 40)])
+@pytest.mark.parametrize("kind", ["normal", "nonfinite"])
+def test_gradient_and_moments_are_0_together_and_alone(kind, shape):
+    generator = torch.Generator().manual_seed(1)
+    drawn = draw_moments(kind, shape, 1.0, torch.float32, generator, torch.device("cpu"))
+    grad, exp_avg, exp_avg_sq = (t == 0 for t in drawn)
+    assert (exp_avg == exp_avg_sq).all()
+    for found in (grad & exp_avg, grad & ~exp_avg, ~grad & exp_avg):
+        assert found.any()
