@@ -45,21 +45,21 @@ _ROUNDING = {"round": _HALVES, "floor": _WHOLE, "ceil": _WHOLE, "trunc": _WHOLE,
 _DIVIDING = frozenset({"remainder", "fmod", "floor_divide", "div"})
 """Operations that jump at multiples of a divisor, `div` where it rounds."""
 _JUMPING = frozenset({*_ROUNDING, *_DIVIDING, "_to_copy"})
-"""All of these: usual draws are on both sides of their jumps, and never at one."""
+"""Operations of all these kinds: usual draws are on both sides of their jumps, and never at one."""
 _DISTANCES = (0, 1, 8)
 """Least distances of draws from a threshold, in machine epsilons. Closer by, rounding may decide:
 0.1 is another number in float32 than in float64, and what is compared may be rounded before."""
 _DIGITS = 9  # those of float32
 _EXPONENTS = (*range(-10, 11), *range(14, 64, 4), 128, 256, 508)
-"""Of 4: magnitudes of an argument at which it is looked for thresholds, as far as its dtype goes.
-Usual ones are closer together."""
+"""Powers of 4 between which thresholds are looked for, as far as an argument's dtype goes. Usual
+ones are closer together."""
 _PROBES = (0.0, 1.0, 4.0, -4.0)
 _STEPS = 64
 _MOST = 256
 """Thresholds of an argument: as many as codes of 8 bits have. An unrolled loop compares with the
 same number many times. Of a larger table every so many elements are taken."""
 _SEEDS = (1, 2)
-"""Of draws that are tried."""
+"""Seeds of draws that are tried."""
 _MOST_TRIES = 40
 """Drafts that are tried to find thresholds at which rounding decides, for each distance: where
 these are many, all the others are tried once, further away."""
@@ -261,7 +261,7 @@ def find_thresholds(
 def _by_exactness(
     found: Sequence[tuple[str, float]], dtypes: Iterable[str]
 ) -> tuple[list[tuple[str, float]], list[tuple[str, float]]]:
-    """Those with numbers that all dtypes have, and the others, where rounding may decide."""
+    """Arguments with numbers that all dtypes have, and the others, where rounding may decide."""
     exact = set(found)
     for dtype in dtypes:
         numbers = torch.tensor([n for _, n in found], dtype=torch.float64)
