@@ -342,7 +342,9 @@ def draw_around(
     side = torch.where((side == 0) & (least > 0), 1, side)
     near = least.clamp(min=1.0) * torch.finfo(tensor.dtype).eps
     away = side.sign() * torch.where(side.abs() == 2, 1 / 3, near)
-    drawn = (at + away * torch.where(at == 0, 1.0, at.abs())).to(tensor.dtype)
+    largest = torch.finfo(tensor.dtype).max  # a number beyond the last one is that
+    drawn = at + away * torch.where(at == 0, 1.0, at.abs())
+    drawn = drawn.clamp(-largest, largest).to(tensor.dtype)
     half = torch.rand(shape, generator=generator, device=device) < 0.5
     return torch.where(one | half, drawn, rows).reshape(tensor.shape)
 

@@ -32,8 +32,8 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     every other block of it, never at a target; a third of the tokens is 0, with equal logits
     elsewhere; a third of the others is ignored. "likely": three tokens of four point at their
     target, whose probability is from 0.75 to 0.999999, of 16 bits to 0.9997, evenly in the
-    logarithm of what is left (see `_point`). "nonfinite": a token that counts holds a NaN, so that loss and dw are NaN, and
-    dx in its row alone.
+    logarithm of what is left (see `_point`). "nonfinite": a token that counts holds a NaN, so that
+    loss and dw are NaN, and dx in its row alone.
     """
     kinds = ("normal", "ignored", "all_ignored", "tail", "shifted", "spiked", "mixed", "likely")
     kinds += ("nonfinite",)

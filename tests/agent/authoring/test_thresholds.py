@@ -3,7 +3,7 @@
 import pytest
 import torch
 from kagent.authoring.draft.cases import make_draft
-from kagent.authoring.draft.draft import COARSE, THRESHOLDS
+from kagent.authoring.draft.draft import COARSE, FAINT, THRESHOLDS
 from kagent.authoring.draft.reference import reference_py
 from kagent.authoring.draft.rooms import find_rooms
 from kagent.authoring.new_task import make_task
@@ -19,8 +19,8 @@ def drafted(function, *inputs):
 
 
 def drawn(draft, dtype="float32", kind=THRESHOLDS):
-    """A draw of the case around thresholds, or of few numbers."""
-    (case,) = (c for c in draft.cpu.check if c.inputs == kind)
+    """A draw of the first case of a kind: around thresholds, or another."""
+    case = next(c for c in draft.cpu.check if c.inputs == kind)
     space = {}
     exec(reference_py(draft), space)
     given = Case(name="c", dtype=dtype, inputs=kind, **case.sizes)
@@ -46,6 +46,12 @@ def comparisons(x):
         (activations, [-3, -0.5, 0.5, 1, 3, 6, 20]),
         (comparisons, [-164, -0.5, 1e-3, 2, 2.5, 900]),
         (F.hardtanh, [-1, 1]),
+        (lambda x: torch.where(x < -1e10, 0.0, x / 2), [-1e10]),
+        (lambda x: torch.searchsorted(torch.tensor([-0.5, 2.0]), x), [-0.5, 2]),
+        (lambda x: torch.where(torch.isclose(x, torch.tensor(2.0)), 1.0, x), [2]),
+        (lambda x: x.floor() + x, [-2, -1, 1, 2]),
+        (lambda x: x.to(torch.int32), [-2, -1, 1, 2]),
+        (lambda x: torch.remainder(x, 0.5), [-1, -0.5, 0.5, 1]),
         (lambda x: x / x.abs().amax(-1, keepdim=True).clamp(min=1e-3), [-1e-3, 1e-3]),
     ],
 )
@@ -90,6 +96,55 @@ def test_the_least_scale_of_codes_is_reached(most):
 
     draft = drafted(quantised, torch.randn(256, 96))
     assert sorted(draft.thresholds["x"]) == [-1e-8, 1e-8]
+
+
+def test_ties_of_whole_numbers_are_drawn():
+    (x,) = drawn(drafted(lambda x: x.round() + 1, torch.randn(256, 96))).values()
+    assert {-1.5, -0.5, 0.5, 1.5, 2.5} <= set(x.unique().tolist())
+
+
+def test_the_last_number_has_no_infinity_beside_it():
+    least = torch.finfo(torch.float32).min
+    draft = drafted(lambda x: torch.where(x <= least, 0.0, x / 2), torch.randn(256, 96))
+    assert draft.thresholds == {"x": {least: 0}}
+    (x,) = drawn(draft).values()
+    assert x.isfinite().all()
+    assert (x == least).any()
+    assert ((x > least) & (x < least * 0.999)).any()
+
+
+def test_far_numbers_do_not_hide_near_ones():
+    """Errors are relative to a typical row, so that a step of 1 beside 1e9 is none."""
+
+    def function(x):
+        return torch.where(x < -1e9, 0.0, torch.where(x > 2.5, x + 1, x))
+
+    draft = drafted(function, torch.randn(256, 96))
+    near, far = (drawn(draft, kind=k)["x"] for k in draft.kinds_around)
+    assert near.abs().max() < 100
+    assert far.abs().max() > 1e9
+    assert set(draft.kinds_around) <= set(draft.cpu.hidden_check[0].fields["inputs"])
+
+
+def test_all_numbers_of_a_table_are_drawn_and_a_note_says_of_too_many():
+    draft = drafted(table, torch.randn(256, 96))
+    assert len(draft.thresholds["x"]) > 90
+    assert draft.coarse
+    assert not draft.notes
+    draft = drafted(lambda x: torch.bucketize(x, torch.arange(600) / 8), torch.randn(256, 96))
+    assert len(draft.thresholds["x"]) > 200
+    assert "256 of them" in draft.notes[0]
+
+
+def test_rows_near_0_are_mixed_with_others_where_the_function_computes_them():
+    rows = drafted(signs, torch.randn(256, 96)).rows
+    assert rows[-2:] == FAINT
+    (x,) = drawn(drafted(signs, torch.randn(256, 96)), kind="mixed").values()
+    largest = x.abs().amax(-1)
+    assert ((largest > 0) & (largest < 1e-37)).any()
+    assert ((largest > 1e-37) & (largest < 1e-15)).any()
+    inverse = drafted(lambda x: 1 / x, torch.randn(256, 96)).rows
+    assert "subnormal" not in inverse  # their inverses are infinite, for some of them
 
 
 def test_sums_reach_a_far_number_too():
@@ -196,6 +251,95 @@ def test_a_kernel_that_is_wrong_at_a_branch_is_refused(
     for body in (right, wrong):
         file = tmp_path / "cpp_one.py"
         file.write_text(CANDIDATE.replace("BODY", body))
+        found.append(check_file(task, file, jobs=1).verdict)
+    assert not isinstance(found[0], Rejected), found[0]
+    assert isinstance(found[1], Rejected)
+    assert found[1].status == "INCORRECT_NUMERICAL"
+
+
+ROW = """
+import torch
+from kagent_sandbox.lang import cpp_kernel
+
+SOURCE = r'''
+#include <cmath>
+#include <cstdint>
+extern "C" void run(const float* x, CTYPE* y, int64_t M, int64_t N) {
+  for (int64_t i = 0; i < M * N; ++i) {
+    const float v = x[i];
+    BODY
+  }
+}
+'''
+
+
+def operation(x):
+    y = torch.empty(x.shape, dtype=torch.DTYPE, device=x.device)
+    cpp_kernel("run", SOURCE)(x.contiguous(), y, *x.shape)
+    return y
+"""
+LEVELS = [-0.875, -0.625, -0.5, -0.375, -0.25, -0.125, -0.0625, 0.0625]
+LEVELS += [0.125, 0.1875, 0.25, 0.375, 0.5, 0.625, 0.875]
+CODE = f"""
+    const float t[15] = {{{", ".join(map(str, LEVELS))}}};
+    int c = 0;
+    for (int j = 0; j < 15; ++j) c += WRONG v > t[j];
+    y[i] = c;
+"""
+BUCKETS = "y[i] = v != v ? 5 : (v >= -1) + (v >= 0) + (v >= 0.5f) + (v >= 1) + (v >= 2);"
+TABLE = "const float t = i % N * 0.5f; y[i] = v > t ? v - t : v * 0.25f;"
+SIGN = "y[i] = v != v ? 0.f : v == 0 ? 7.f : v > 0 ? 1.f : -1.f;"
+
+
+def far(x):
+    return torch.where(x < -1e8, 0.0, x * 0.5)
+
+
+def code(x):
+    found = torch.zeros_like(x, dtype=torch.int32)
+    for level in LEVELS:
+        found = found + (x > level).int()
+    return found
+
+
+def bucket(x):
+    return torch.bucketize(x, torch.tensor([-1.0, 0.0, 0.5, 1.0, 2.0]), right=True)
+
+
+def table(x):
+    t = torch.arange(x.shape[-1]) * 0.5
+    return torch.where(x > t, x - t, x * 0.25)
+
+
+def signs(x):
+    return torch.where(x == 0, 7.0, torch.sign(x))
+
+
+@pytest.mark.usefixtures("shared", "untimed", "warm_processes")
+@pytest.mark.parametrize(
+    ("function", "types", "right", "wrong"),
+    [
+        (far, ("float", "float32"), "y[i] = v < -1e8f ? 0 : v / 2;",
+         "y[i] = v == -INFINITY ? 0 : v / 2;"),
+        (code, ("int32_t", "int32"), CODE.replace("WRONG", ""),
+         CODE.replace("WRONG", "j == 12 ? v >= t[j] :")),
+        (bucket, ("int64_t", "int64"), BUCKETS, BUCKETS.replace(">= -1", "> -1")),
+        (table, ("float", "float32"), TABLE, TABLE.replace("v > t", "(i % N ? v >= t : v > t)")),
+        (signs, ("float", "float32"), SIGN, SIGN.replace("v == 0", "std::fabs(v) < 1e-15f")),
+        (signs, ("float", "float32"), SIGN, SIGN.replace("v == 0", "std::fabs(v) < 1e-37f")),
+    ],
+    ids=["far", "many", "bucketize", "table", "tiny", "subnormal"],
+)  # fmt: skip
+def test_a_kernel_that_is_wrong_at_rare_inputs_is_refused(
+    tmp_path, in_process, function, types, right, wrong
+):
+    operation = make_operation(function, (torch.randn(96, 64),), name="operation")
+    task = make_task(operation, tmp_path / "t", seeds=False).task
+    text = ROW.replace("DTYPE", types[1]).replace("CTYPE", types[0])
+    found = []
+    for body in (right, wrong):
+        file = tmp_path / "cpp_one.py"
+        file.write_text(text.replace("BODY", body))
         found.append(check_file(task, file, jobs=1).verdict)
     assert not isinstance(found[0], Rejected), found[0]
     assert isinstance(found[1], Rejected)

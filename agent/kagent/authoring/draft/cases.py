@@ -13,13 +13,14 @@ from kagent_sandbox.data.formula import evaluate
 
 from kagent.authoring.draft.draft import (
     COARSE,
+    FAINT,
     HALVES,
+    KINDS_AROUND,
     MASKS,
     MIXED,
     NONFINITE,
     NORMAL,
     ROWS,
-    THRESHOLDS,
     DraftCase,
     DraftGenerator,
     DraftKind,
@@ -92,7 +93,7 @@ def make_draft(room: Room) -> TaskDraft:
     draft = _with_masks(draft, check[0], {cpu_dtype, dtype})
     with written(draft) as folder:
         trials = Trials(draft, folder)
-        further_kinds = [THRESHOLDS] * bool(draft.thresholds) + [COARSE] * draft.coarse
+        further_kinds = draft.kinds_around + [COARSE] * draft.coarse
         for kind in further_kinds + [MASKS] * bool(draft.masks):
             further = replace(check[0], inputs=kind, words=kind)
             pairs += accepted(trials, [further])
@@ -104,8 +105,8 @@ def make_draft(room: Room) -> TaskDraft:
         large = _large_plans(room, draft, dtype)
         gpu_check = _distinct([*gpu_check, *(c for c, _ in accepted(trials, large))])
     scales = sorted({c.scale for c in check})
-    drawn_too = {MIXED, NONFINITE, NORMAL, THRESHOLDS, COARSE, MASKS}
-    kinds = sorted({c.inputs for c in check} & drawn_too)
+    hidden = {MIXED, NONFINITE, NORMAL, *KINDS_AROUND, COARSE, MASKS}
+    kinds = sorted({c.inputs for c in check} & hidden)
     padded = sorted({c.noncontiguous for c in check})
     offsets = sorted({c.offset for c in check})
     fields: dict[str, Sequence[Any]] = {
@@ -328,8 +329,33 @@ def _row_kinds(draft: TaskDraft, trials: Trials, first: DraftCase) -> tuple[str,
         if usual <= MOST_FLOOR < constant:
             found.remove("constant")
     if trials.case(replace(first, inputs=MIXED), "rows_mixed").tied:  # beside rows of others
-        found = [r for r in found if r not in ("constant", "zeros")]
-    return tuple(found)
+        found = [r for r in found if r not in ("constant", "zeros", *FAINT)]
+    return _without_faint(draft, first, found)
+
+
+def _without_faint(draft: TaskDraft, first: DraftCase, rows: Sequence[str]) -> tuple[str, ...]:
+    """The rows, without those of numbers near 0 that the operation does not compute well beside
+    others, or not where functions take subnormal ones for 0.
+    """
+    plain = tuple(r for r in rows if r not in FAINT)
+    if _is_large(draft.trace, first.sizes):
+        return plain
+    cases = [replace(first, inputs=MIXED, scale=s) for s in (1.0, min(_SCALES))]
+    draws = [(c, seed) for c in cases for seed in (1, 2)]
+    with written(draft.with_(rows=plain)) as folder:
+        trials = Trials(draft, folder)
+        draws = [(c, seed) for c, seed in draws if not trials.case(c, "rows_plain", seed).why]
+    for kinds in (FAINT, FAINT[:1]):
+        found = tuple(r for r in rows if r in plain or r in kinds)
+        with written(draft.with_(rows=found)) as folder:
+            trials = Trials(draft, folder)
+            if all(
+                not trials.case(c, "rows_faint", seed).why
+                and trials.agrees_flushed(c, "rows_faint", seed)
+                for c, seed in draws
+            ):
+                return found
+    return plain
 
 
 def _takes_nonfinite(room: Room, trials: Trials, first: DraftCase) -> bool:

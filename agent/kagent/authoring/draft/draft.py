@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,14 +25,23 @@ HALVES = (torch.float16, torch.bfloat16)
 NORMAL, MIXED, NONFINITE, BLANK = "normal", "mixed", "nonfinite", "blank"
 THRESHOLDS, COARSE, MASKS = "thresholds", "coarse", "masks"
 """Names of distributions, as `inputs` of a reference.py has them."""
+KINDS_AROUND = (THRESHOLDS, "far_thresholds", "farthest_thresholds")
+"""Names of distributions around thresholds, by magnitude. Numbers beside much larger ones would be
+compared as loosely as those."""
+_FAR = (1e4, 1e16)
+"""Magnitudes above which thresholds have a distribution of their own."""
 ROWS: Mapping[str, str] = {
     "constant": "one value",
     "tiny": "times 0.001",
     "large": "times 8",
     "spiked": "one element times 100",
     "zeros": "0",
+    "minute": "times 1e-18",
+    "subnormal": "times the least normal number",
 }
 """Kinds of rows beside those that are drawn as the example is, each a distribution, too."""
+FAINT = ("minute", "subnormal")
+"""Kinds of rows that are 0 beside others, but where the operation asks for a sign, or for 0."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +154,25 @@ class TaskDraft:
             and not e.parameter
             and (e.dtype == torch.bool or (not e.dtype.is_floating_point and _is_0_or_1(e.drawing)))
         ]
+
+    @property
+    def kinds_around(self) -> list[str]:
+        """Names of the distributions around thresholds."""
+        return list(KINDS_AROUND[: len(self._magnitudes)])
+
+    @property
+    def _magnitudes(self) -> list[int]:
+        every = (n for own in self.thresholds.values() for n in own)
+        return sorted({bisect.bisect(_FAR, abs(n)) for n in every})
+
+    def around(self, name: str) -> Mapping[str, Mapping[float, int]]:
+        """Thresholds of an argument, by distribution."""
+        own = sorted(self.thresholds.get(name, {}).items())
+        found: dict[str, dict[float, int]] = {}
+        for kind, magnitude in zip(KINDS_AROUND, self._magnitudes, strict=False):
+            among = {n: d for n, d in own if bisect.bisect(_FAR, abs(n)) == magnitude}
+            found |= {kind: among} if among else {}
+        return found
 
     @functools.cached_property
     def undecided(self) -> list[IndexResult | RoundedResult]:

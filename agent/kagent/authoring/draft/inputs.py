@@ -15,6 +15,7 @@ from kagent.authoring.draft.code import CodeWriter
 from kagent.authoring.draft.draft import (
     BLANK,
     COARSE,
+    FAINT,
     MASKS,
     MIXED,
     NONFINITE,
@@ -37,6 +38,9 @@ from kagent.authoring.tracing.operation import Example
 
 _LEAST_BESIDE = 8
 """Size of a dimension below which a number beside it is that by chance."""
+_MANY = 16
+"""Numbers of a docstring, at most."""
+_WIDTH = 92
 PART = 64
 """Elements of a vector that are of one kind."""
 
@@ -60,8 +64,7 @@ def inputs_lines(draft: TaskDraft) -> list[str]:
             ]
         if example in draft.varied:
             varied.append(example.name)
-            around = f", {dict(t)}" if (t := draft.thresholds.get(example.name)) else ""
-            lines.append(f"{example.name} = _varied({example.name}, case, generator{around})")
+            lines += _varied_call(draft, example.name)
     pairs = [f"{json.dumps(e.name)}: {e.name}" for e in draft.arguments]
     doc = [
         "Draw the arguments of a call.",
@@ -70,9 +73,12 @@ def inputs_lines(draft: TaskDraft) -> list[str]:
     ]
     if varied:
         doc += _wrapped(f"The case's scale multiplies {', '.join(varied)}. " + _row_words(draft))
-    for name, numbers in draft.thresholds.items():
-        where = " and ".join(f"{n:g}" for n in numbers)
-        doc += _wrapped(f"In `{THRESHOLDS}` {name} is around {where}, where a branch changes.")
+    for name in draft.thresholds:
+        for kind, numbers in draft.around(name).items():
+            where = " and ".join(f"{n:g}" for n in numbers)
+            if len(numbers) > _MANY:
+                where = f"{len(numbers)} numbers from {min(numbers):g} to {max(numbers):g}"
+            doc += _wrapped(f"In `{kind}` {name} is around {where}, where a branch changes.")
     if draft.coarse:
         doc += _wrapped(
             f"`{COARSE}`: all floating-point numbers, those of the module, too, are rounded to "
@@ -100,6 +106,32 @@ def inputs_lines(draft: TaskDraft) -> list[str]:
     if varied:
         found += ["", "", *_varied(draft)]
     return found
+
+
+def _varied_call(draft: TaskDraft, name: str) -> list[str]:
+    """Lines that make rows of several kinds of an argument."""
+    around = draft.around(name)
+    begin, end = f"{name} = _varied({name}, case, generator", ")"
+    if not around:
+        return [f"{begin}{end}"]
+    if len(draft.kinds_around) > 1:
+        begin, end = f"{begin}, {{", "}.get(case.inputs))"
+        lines = [
+            line
+            for kind, numbers in around.items()
+            for line in _table(f"{quoted(kind)}: {{", numbers, "},")
+        ]
+        return [begin, *(f"    {line}" for line in lines), end]
+    ((_, numbers),) = around.items()
+    return _table(f"{begin}, {{", numbers, f"}}{end}")
+
+
+def _table(begin: str, numbers: Mapping[float, int], end: str) -> list[str]:
+    """Lines of thresholds, several in each."""
+    text = ", ".join(f"{n!r}: {d}" for n, d in numbers.items())
+    if len(begin + text + end) <= _WIDTH:
+        return [f"{begin}{text}{end}"]
+    return [begin, *(f"    {line}" for line in textwrap.wrap(f"{text},", _WIDTH - 8)), end]
 
 
 def _returned(draft: TaskDraft, pairs: Sequence[str]) -> list[str]:
@@ -132,7 +164,9 @@ def _row_words(draft: TaskDraft) -> str:
     )
     text = f"Of these, {row} is {each}; `{MIXED}` has rows of all kinds."
     if draft.nonfinite:
-        text += f" In `{NONFINITE}` every third row, one at least, has +inf, -inf or NaN instead."
+        faint = " and ".join(f"`{r}`" for r in draft.rows if r in FAINT)
+        but = f" has all but {faint}, and" if faint else ""
+        text += f" `{NONFINITE}`{but} has +inf, -inf or NaN in every third row, one at least."
     return text
 
 
@@ -151,8 +185,21 @@ _BROKEN = (
 )
 
 
+_NAMES_OF_FAINT = (
+    f"    several = {{{quoted(MIXED)}: ROWS + FAINT, {quoted(NONFINITE)}: ROWS}}",
+    "    names = several.get(case.inputs, (case.inputs,))",
+)
+_FAINT_ROWS = (
+    '        elif name in ("minute", "subnormal"):',
+    "            least = torch.finfo(x.dtype).tiny",
+    '            factor = least if name == "subnormal" else max(least, 1e-18)',
+    "            changed = rows * (factor / case.scale)",
+)
+
+
 def _varied(draft: TaskDraft) -> list[str]:
-    rows = ("given", *draft.rows)
+    rows = ("given", *(r for r in draft.rows if r not in FAINT))
+    faint = [r for r in draft.rows if r in FAINT]
     flat = _flat(draft)
     whole = "torch.nn.functional.pad(x, (0, -len(x) % PART)).reshape(-1, PART)"
     kinds = [NORMAL] + [BLANK] * draft.blank + [COARSE] * draft.coarse
@@ -168,12 +215,15 @@ def _varied(draft: TaskDraft) -> list[str]:
     if draft.thresholds:
         parameters.append("thresholds: dict[float, int] | None = None")
     both = ", ".join(map(quoted, (MIXED, NONFINITE)))
+    drawn = draft.kinds_around
+    among_kinds = f"in {tuple_text([*map(quoted, drawn)])}"
     around = [
-        f"    if case.inputs == {quoted(THRESHOLDS)}:",
+        f"    if case.inputs {among_kinds if len(drawn) > 1 else f'== {quoted(THRESHOLDS)}'}:",
         "        return draw_around(x, thresholds, generator) if thresholds else x",
     ]
     return [
-        f"ROWS = ({', '.join(map(quoted, rows))}{',' if len(rows) == 1 else ''})",
+        f"ROWS = {tuple_text([*map(quoted, rows)])}",
+        *([f"FAINT = {tuple_text([*map(quoted, faint)])}"] if faint else []),
         *([f"PART = {PART}  # elements of a vector that are of one kind"] if flat else []),
         "",
         "",
@@ -184,8 +234,9 @@ def _varied(draft: TaskDraft) -> list[str]:
         *(around if draft.thresholds else []),
         f"    if case.inputs {unchanged}:",
         "        return x",
-        f"    names = ROWS if case.inputs in ({both}) else (case.inputs,)",
-        f"    every = {{{', '.join(map(quoted, ('given', *ROWS)))}}}",
+        *([] if faint else [f"    names = ROWS if case.inputs in ({both}) else (case.inputs,)"]),
+        *(_NAMES_OF_FAINT if faint else []),
+        *broken("    every = {", [*map(quoted, ("given", *ROWS))], "}"),
         "    if not every.issuperset(names):",
         '        raise ValueError(f"no distribution {case.inputs!r} here")',
         f"    rows = {whole if flat else 'x.reshape(-1, x.shape[-1])'}",
@@ -201,6 +252,7 @@ def _varied(draft: TaskDraft) -> list[str]:
         '            changed = rows * {"tiny": 1e-3, "large": 8.0, "zeros": 0.0}[name]',
         '        elif name == "spiked":',
         "            changed = torch.where(one, rows * 100.0, rows)",
+        *(_FAINT_ROWS if faint else []),
         "        else:",
         "            continue",
         "        rows = torch.where(kind == i, changed, rows)",

@@ -27,7 +27,14 @@ from torch._decomp import core_aten_decompositions
 from torch._dispatch.python import enable_python_dispatcher
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kagent.authoring.draft.draft import BLANK, NONFINITE, DraftCase, TaskDraft
+from kagent.authoring.draft.draft import (
+    BLANK,
+    COARSE,
+    KINDS_AROUND,
+    NONFINITE,
+    DraftCase,
+    TaskDraft,
+)
 from kagent.authoring.draft.inputs import constraints_of_draws
 from kagent.authoring.draft.orders import ORDERS, ROOM, Reordered, draws_of
 from kagent.authoring.draft.reference import reference_py
@@ -77,8 +84,10 @@ class Tried:
 class RandomRounding(TorchDispatchMode):
     """Rounds the result of each operation at random, within one machine epsilon."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, powers: bool = True) -> None:
+        """`powers`: whether products with powers of two are rounded, too, which are exact."""
         super().__init__()  # type: ignore[no-untyped-call]
+        self._powers = powers
         self._generator = torch.Generator().manual_seed(0)
 
     def __torch_dispatch__(
@@ -89,7 +98,7 @@ class RandomRounding(TorchDispatchMode):
         given = [t for t in pytree.tree_leaves(args) if isinstance(t, torch.Tensor)]
         if func.is_view or not any(t.is_floating_point() for t in given):
             return out
-        if func.overloadpacket.__name__ in _EXACT:
+        if func.overloadpacket.__name__ in _EXACT or (not self._powers and _scales(func, args)):
             return out
         for each in pytree.tree_leaves(out):
             if not isinstance(each, torch.Tensor) or not each.is_floating_point():
@@ -99,6 +108,14 @@ class RandomRounding(TorchDispatchMode):
                 eps = torch.finfo(each.dtype).eps
                 each.mul_(noise.sub_(0.5).mul_(eps).add_(1.0))
         return out
+
+
+def _scales(func: Any, args: Sequence[Any]) -> bool:
+    """Whether an operation multiplies with a power of two, or divides by one."""
+    product = func.overloadpacket in (torch.ops.aten.mul, torch.ops.aten.div) and len(args) == 2
+    by = args[1] if product else None
+    by = float(by) if isinstance(by, torch.Tensor) and not by.dim() else by
+    return isinstance(by, int | float) and abs(math.frexp(by)[0]) == 0.5
 
 
 class Decomposed(TorchDispatchMode):
@@ -117,6 +134,36 @@ class Decomposed(TorchDispatchMode):
             with self:
                 out = simpler(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {})) if out is NotImplemented else out
+
+
+class Flushed(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Has functions and quotients take subnormal numbers for 0. Sums, products and comparisons are
+    as they are.
+    """
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """Run the operation, a function on numbers that are 0 or normal."""
+        if func.overloadpacket.__name__ in _FUNCTIONS:
+            args = pytree.tree_map(_flushed, args)
+        return func(*args, **(kwargs or {}))
+
+
+def _flushed(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return value
+    if value.dtype.itemsize == 1:
+        return value
+    return value.masked_fill(value.abs() < torch.finfo(value.dtype).tiny, 0.0)
+
+
+_FUNCTIONS = frozenset(
+    {"log", "log2", "log10", "log1p", "rsqrt", "sqrt", "reciprocal", "div", "pow", "exp", "exp2"}
+    | {"expm1", "tanh", "tan", "sin", "cos", "atan", "atan2", "asinh", "erf", "erfinv", "lgamma"}
+    | {"sigmoid", "logit", "digamma", "special_entr", "xlogy", "linalg_vector_norm"}
+)
+"""Functions that instructions of a GPU, and libraries, approximate."""
 
 
 class OtherTies(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -283,6 +330,21 @@ class Trials:
             return True
         return all(map(_same_places, outputs, simpler))
 
+    def agrees_flushed(self, case: DraftCase, name: str, seed: int) -> bool:
+        """Whether results of a draw stay where functions take subnormal numbers for 0, as a GPU's
+        approximate logarithms and roots do.
+        """
+        inputs = self._sampler.fresh(_case(case, name), seed)
+        expected = self._sampler.expected(inputs)
+        with Flushed():  # type: ignore[no-untyped-call]
+            outputs = self._sampler.accepted(inputs, self._sampler.call("eager", inputs))[0]
+        for result, out, ref in zip(self._task.compared, outputs, expected, strict=True):
+            errors = numerics.measure_errors(out, ref, result.row_dims)
+            worst = max(errors.row, errors.element)
+            if not worst <= MOST_EAGER * numerics.epsilon(out.dtype):
+                return False
+        return True
+
     def drawn(self, case: DraftCase, seed: int = 1) -> InputSet:
         """A draw of a case."""
         return self._sampler.fresh(_case(case, "drawn"), seed)
@@ -326,7 +388,8 @@ class Trials:
             return Tried(why, rounding=True)
         if why := self._tied(inputs, outputs):
             return Tried(why, tied=True)
-        with RandomRounding():
+        # What is exact decides at which side of a threshold it is.
+        with RandomRounding(powers=case.inputs not in (*KINDS_AROUND, COARSE)):
             rounded = sampler.call("eager", inputs)
         chain = self._draft.trace.longest_chain
         noise, eager, most_eager = 0.0, 0.0, max(MOST_EAGER, CHAIN_EAGER * chain)
