@@ -31,9 +31,9 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     "mixed": logits about 10000 below the others before and after a window of the vocabulary and in
     every other block of it, never at a target; a third of the tokens is 0, with equal logits
     elsewhere; a third of the others is ignored. "likely": three tokens of four point at their
-    target, whose probability is from 0.75 to 0.999999, of 16 bits to 0.9997, evenly in the
-    logarithm of what is left (see `_point`). "nonfinite": a token that counts holds a NaN, so that
-    loss and dw are NaN, and dx in its row alone.
+    target, whose probability is from 0.75 to 0.999999, evenly in the logarithm of what is left
+    (see `_point`; of 32 bits alone: with 16, torch has nothing of what is left). "nonfinite": a
+    token that counts holds a NaN, so that loss and dw are NaN, and dx in its row alone.
     """
     kinds = ("normal", "ignored", "all_ignored", "tail", "shifted", "spiked", "mixed", "likely")
     kinds += ("nonfinite",)
@@ -108,7 +108,7 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
         if tokens > 1:
             target = target.masked_fill(kind[:, 0] > 7 / 9, ignore_index)
     elif case.inputs == "likely":
-        _point(x, weight, target, ignore_index, dtype, generator)
+        _point(x, weight, target, ignore_index, generator)
     elif case.inputs == "nonfinite":
         token = torch.randint(tokens, (), generator=generator, device=device)
         x[token, -1] = torch.nan
@@ -127,7 +127,6 @@ def _point(
     weight: torch.Tensor,
     target: torch.Tensor,
     ignore_index: int,
-    dtype: torch.dtype,
     generator: torch.Generator,
 ) -> None:
     """Make the tokens of "likely", in place: three of four have one dimension, their target's.
@@ -154,8 +153,7 @@ def _point(
     dims = min(8, hidden - 1, len(usable))
     weight[:, 1 : dims + 1] = 0.0
     weight[usable[:dims], torch.arange(1, dims + 1, device=device)] = 4.0
-    # What a GPU's base-2 exponential errs by is less than 16 bits show, as long as this is left.
-    least = max(1e-6 if dtype == torch.float32 else 3e-4, (len(rivals) - 1) / 2**23)
+    least = max(1e-6, (len(rivals) - 1) / 2**23)
     left = least * (1 / 3 / least) ** chance[0]
     steps = (left * 2**23 / (len(rivals) - 1)).round().clamp_min(1.0)
     pointed = draw_kinds(tokens, 4, generator, device) > 0

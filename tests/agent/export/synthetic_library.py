@@ -18,6 +18,7 @@ from kagent.export.record import (
     PointRecord,
     Timing,
 )
+from kagent.export.references import shipped_reference
 from kagent.export.regions import regions_of
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import CaseError
@@ -113,7 +114,7 @@ def operator_of(task, module, kernels, devices):
         kernels=tuple(kernels),
         devices=tuple(devices),
         task_toml=(folder / "task.toml").read_text(),
-        reference_py=(folder / "reference.py").read_text(),
+        reference_py=shipped_reference(load_task(folder)),
         operator_py=operator_text(task, module),
     )
 

@@ -109,7 +109,11 @@ def test_every_case_of_the_task_is_run_by_the_kernel_and_agrees_with_float64(lib
         assert len(run(library, task)) == before + 1, case.name
         expected = reference.reference(**arguments)
         for a, b in zip(as_tuple(found), as_tuple(expected), strict=True):
-            torch.testing.assert_close(a.double(), b.double(), rtol=1e-4, atol=3e-4, equal_nan=True)
+            wide = torch.atleast_1d(b.double())
+            of_row = wide.abs().nan_to_num(posinf=0.0).amax(-1, keepdim=True)  # may be huge
+            near = (a.double() - wide).abs() <= 3e-4 * of_row.clamp(min=1.0)
+            alike = torch.isclose(a.double(), wide, rtol=1e-4, atol=0.0, equal_nan=True)
+            assert (near | alike).all(), case.name
 
 
 @pytest.mark.parametrize("task", TASKS)
