@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _PACKED = (torch.float4_e2m1fn_x2,)
 """Dtypes of several numbers in a byte, with which torch does nothing."""
 TRIES = 3
-"""Arguments that are tried: a change of some is not seen in any result, or is no input of the task,
+"""Elements that are tried: a change of some is not seen in any result, or is no input of the task,
 as where one argument is computed from another."""
 
 
@@ -50,7 +50,7 @@ def altered(sampler: InputSampler, input_set: InputSet) -> InputSet | None:
     names = list(input_set.tensors)
     random.SystemRandom().shuffle(names)
     names.sort(key=turns.__getitem__)
-    for name in names[:TRIES]:
+    for name in (TRIES * names)[:TRIES]:  # of few arguments several elements
         turns[name] += 1
         tensor = _copy(input_set.tensors[name])
         if _change(tensor) and (found := with_argument(sampler, input_set, name, tensor)):
@@ -88,16 +88,17 @@ def unread_arguments(sampler: InputSampler, cases: Sequence[Case]) -> list[str]:
     Raises:
         TaskError: The task's reference.py fails.
     """
-    left: list[str] = []
-    for number, case in enumerate(cases):
-        one, other = sampler.fresh(case, 1), sampler.fresh(case, 2)
-        if not number:  # what a call is to write need not be read
-            may_change = {a.name for a in sampler.task.arguments if a.may_change}
-            left = [n for n in one.tensors if n not in may_change]
-        left = [n for n in left if not _is_read(sampler, one, n, other.tensors[n])]
+    # What a call is to write need not be read.
+    wanted = [a.name for a in sampler.task.arguments if a.shape is not None and not a.may_change]
+    read: dict[str, bool] = {}  # of those that some case has
+    for case in cases:
+        left = [n for n in wanted if not read.get(n)]
         if not left:
             break
-    return left
+        one, other = sampler.fresh(case, 1), sampler.fresh(case, 2)
+        for name in (n for n in left if n in one.tensors):
+            read[name] = _is_read(sampler, one, name, other.tensors[name])
+    return [n for n in wanted if read.get(n) is False]
 
 
 def _is_read(

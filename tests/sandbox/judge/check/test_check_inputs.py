@@ -1,5 +1,6 @@
 """Inputs of a check are drawn one case ahead, by a thread that ends with the check."""
 
+import dataclasses
 import itertools
 import math
 import threading
@@ -150,6 +151,31 @@ def test_an_argument_that_is_the_same_in_every_draw_need_not_be_read(tmp_path):
     draw = sampler.fresh
     sampler.fresh = lambda *args: with_ones(draw(*args))
     assert altered_inputs.unread_arguments(sampler, cases[:3]) == ["weight"]
+
+
+def test_an_argument_that_not_every_case_has_is_looked_at_where_it_is():
+    """As an optional one: of the first case it is no argument, or of the last one."""
+    task = find_task("int8_linear")
+    cases = task.cases("cpu").check[:2]
+    for without in cases:
+        sampler = InputSampler(task, torch.device("cpu"), POLICIES["all new"])
+        draw = sampler.fresh
+
+        def drawn(case, seed=None, draw=draw, without=without):
+            found = with_ones(draw(case, seed))
+            if case == without:
+                del found.tensors["weight"]
+            return found
+
+        sampler.fresh = drawn
+        sampler.call = lambda function, inputs, *_, call=sampler.call: call(function, whole(inputs))
+        assert altered_inputs.unread_arguments(sampler, cases) == ["weight"]
+
+
+def whole(inputs):
+    sizes = inputs.case.dims["N"], inputs.case.dims["K"]
+    ones = torch.ones(sizes, dtype=torch.int8)
+    return dataclasses.replace(inputs, tensors={"weight": ones, **inputs.tensors})
 
 
 def with_ones(drawn):
