@@ -13,7 +13,6 @@ import functools
 import math
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -52,6 +51,7 @@ from kagent.authoring.draft.orders import ORDERS, ROOM, Reordered, draws_of
 from kagent.authoring.seeds import NAMES
 from kagent.evolve.open_machine import request_maker
 from kagent.tasks import sound_task
+from kagent.text import local_time
 
 if TYPE_CHECKING:
     from kagent_sandbox.data.arguments import ResultSpec
@@ -174,7 +174,7 @@ def calibrate(task: Task, kind: Kind, say: Callable[[str], None]) -> KindCalibra
         digest=task.digest,
         device=name,
         torch=str(torch.__version__),
-        made=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        made=local_time(),
         cases=len(cases),
         ways=tuple(w for w in (*ways, *found.seeds) if w not in found.left_out),
         results=results,

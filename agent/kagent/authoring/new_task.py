@@ -31,6 +31,7 @@ from kagent.authoring.tracing.sizes import Room
 from kagent.authoring.tracing.trace import TracedOperation
 from kagent.runs.files import require_folder
 from kagent.tasks import Seed, seeds_of
+from kagent.text import local_time
 
 Say = Callable[[str], None]
 _SEEDS: Mapping[Kind, str] = {"gpu": "Triton", "cpu": "C++"}
@@ -190,7 +191,7 @@ def _write(draft: TaskDraft, folder: Path) -> None:
         digest=load_task(folder, calibrated=False).digest,
         device=cpu_facts().name,
         torch=str(torch.__version__),
-        made=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        made=local_time(),
         cases=len(draft.cpu.check),
         ways=(ROUNDED,),
         results=dict.fromkeys(names, draft.on_cpu),

@@ -213,7 +213,7 @@ def race_rows(final: FinalRace, lineage: Lineage, *, matrix: bool) -> list[Json]
                     "id": int(name) if mine and name.isdecimal() else None,
                     "mine": mine,
                     "ms": ms_text(t.kernel_us),
-                    "interval": f"{t.low_us / 1e3:.4f}–{t.high_us / 1e3:.4f}",
+                    "interval": f"{ms_text(t.low_us)}–{ms_text(t.high_us)}",
                     "rate": rate_text(t, matrix=matrix),
                     "share": f"{t.roofline_share:.0%}",
                     "ratio": f"{ratio.value:.3f}×" if ratio else "",

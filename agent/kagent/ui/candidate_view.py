@@ -89,7 +89,7 @@ def timing_table(candidate: Candidate, *, matrix: bool) -> RenderableType:
             t.case,
             *([config_text(verdict.configs[t.config])] if used else []),
             ms_text(t.kernel_us),
-            f"{t.low_us / 1e3:.4f}–{t.high_us / 1e3:.4f}",
+            f"{ms_text(t.low_us)}–{ms_text(t.high_us)}",
             rate_text(t, matrix=matrix),
             f"{t.roofline_share:.0%}",
             *([speed_text(ratio)] if versus is not None else []),

@@ -170,7 +170,7 @@ def race_table(race: Race, *, matrix: bool, labels: Labels | None = None) -> Ren
                 case_shape(case) if i == 0 else "",
                 Text((labels or {}).get(name, name), style="bold" if mine else "dim"),
                 ms_text(t.kernel_us),
-                f"{t.low_us / 1e3:.4f}–{t.high_us / 1e3:.4f}",
+                f"{ms_text(t.low_us)}–{ms_text(t.high_us)}",
                 rate_text(t, matrix=matrix),
                 f"{t.roofline_share:.0%}",
                 ratio_text(ratio),
@@ -203,7 +203,7 @@ def measured_table(measured: Mapping[str, Passed], *, matrix: bool, title: str) 
                 Text(name if i == 0 else "", "bold"),
                 t.case,
                 ms_text(t.kernel_us),
-                f"{t.low_us / 1e3:.4f}–{t.high_us / 1e3:.4f}",
+                f"{ms_text(t.low_us)}–{ms_text(t.high_us)}",
                 rate_text(t, matrix=matrix),
                 f"{t.roofline_share:.0%}",
             )

@@ -32,7 +32,7 @@ from kagent.authoring.draft.inputs import PART, bounds_of_draws, constraints_of_
 from kagent.authoring.draft.pointers import has_computed_places, rounded_index
 from kagent.authoring.draft.rooms import CHECK_ELEMENTS, CHECK_WORK, LEAST_SIZE, bare, shrunk
 from kagent.authoring.draft.thresholds import find_thresholds
-from kagent.authoring.draft.trial import Trials, Tried, accepted, written
+from kagent.authoring.draft.trial import Trials, Tried, accepted, are_cases, written
 from kagent.authoring.errors import AuthoringError
 from kagent.authoring.tracing.sizes import Room, Sizes, above_power, below_power, prime, widest
 from kagent.authoring.tracing.trace import TracedOperation
@@ -292,11 +292,8 @@ def _with_masks(draft: TaskDraft, first: DraftCase, dtypes: Iterable[str]) -> Ta
     wanted: tuple[Literal["any", "some"], ...] = ("any", "some")
     for masks in wanted if draft.masked else ():
         tried = draft.with_(masks=masks)
-        plans = [replace(first, inputs=MASKS, dtype=d) for d in dtypes]
-        with written(tried) as folder:
-            trials = Trials(tried, folder)
-            if not any(trials.case(p, f"masks_{i}").why for i, p in enumerate(plans)):
-                return tried
+        if are_cases(tried, [replace(first, inputs=MASKS, dtype=d) for d in dtypes]):
+            return tried
     return draft
 
 

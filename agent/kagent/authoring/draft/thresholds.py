@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from kagent.authoring.draft.draft import COARSE, DraftCase, TaskDraft
-from kagent.authoring.draft.trial import Trials, written
+from kagent.authoring.draft.trial import Trials, are_cases
 from kagent.authoring.proofs import SHAPED
 
 _COMPARING = frozenset(
@@ -58,8 +58,6 @@ _STEPS = 64
 _MOST = 256
 """Thresholds of an argument: as many as codes of 8 bits have. An unrolled loop compares with the
 same number many times. Of a larger table every so many elements are taken."""
-_SEEDS = (1, 2)
-"""Seeds of draws that are tried."""
 _MOST_TRIES = 40
 """Drafts that are tried to find thresholds at which rounding decides, for each distance: where
 these are many, all the others are tried once, further away."""
@@ -240,7 +238,7 @@ def find_thresholds(
         missing = _missing([watched.seen, *further])
     if draft.varied and (watched.together or (missing and len(draft.varied) > 1)):
         tried = draft.with_(coarse=True)
-        draft = tried if _fits(tried, [replace(p, inputs=COARSE) for p in plans]) else draft
+        draft = tried if are_cases(tried, [replace(p, inputs=COARSE) for p in plans]) else draft
     if not missing:
         return draft
     jumps = {k: v for k, v in missing.items() if k[0] in _JUMPING}
@@ -286,7 +284,7 @@ def _with_most(
     for name, number in found:
         own = {**tried.thresholds.get(name, {}), number: distance}
         tried = tried.with_(thresholds={**tried.thresholds, name: own})
-    if _fits(tried, [replace(p, inputs=k) for k in tried.kinds_around for p in plans]):
+    if are_cases(tried, [replace(p, inputs=k) for k in tried.kinds_around for p in plans]):
         return tried, []
     if len(found) == 1:
         return draft, list(found)
@@ -295,17 +293,6 @@ def _with_most(
         draft, left = _with_most(draft, half, distance, plans, tries)
         waiting += left
     return draft, waiting
-
-
-def _fits(draft: TaskDraft, plans: Sequence[DraftCase]) -> bool:
-    """Whether all of some cases of a draft can be cases of a task, in more than one draw."""
-    with written(draft) as folder:
-        trials = Trials(draft, folder)
-        return not any(
-            trials.case(p, f"{p.inputs}_{i}", seed).why
-            for seed in _SEEDS
-            for i, p in enumerate(plans)
-        )
 
 
 def _watched(trials: Trials, inputs: InputSet) -> _Watch:

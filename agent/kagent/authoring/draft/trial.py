@@ -54,6 +54,8 @@ _TIMED_S = 0.05
 """Time for which an operation is repeated to find its shortest one."""
 _LEAST_CALLS, _MOST_TIMED_S = 5, 2.0
 """Calls that it takes at least, as a busy machine lengthens some; but not for longer than that."""
+_SEEDS = (1, 2)
+"""Seeds of draws that are tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -583,3 +585,14 @@ def accepted(trials: Trials, cases: Iterable[DraftCase]) -> Iterator[tuple[Draft
         tried = trials.case(case, f"trial_{i}")
         if not tried.why:
             yield case, tried
+
+
+def are_cases(draft: TaskDraft, cases: Sequence[DraftCase]) -> bool:
+    """Whether all of some cases of a draft can be cases of a task, in more than one draw."""
+    with written(draft) as folder:
+        trials = Trials(draft, folder)
+        return not any(
+            trials.case(c, f"{c.inputs}_{i}", seed).why
+            for seed in _SEEDS
+            for i, c in enumerate(cases)
+        )
