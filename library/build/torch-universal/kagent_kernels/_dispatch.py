@@ -41,7 +41,7 @@ def warn(text: str) -> None:
 class Call:
     """The way to run calls of one kind."""
 
-    function: Callable[..., Any]
+    function: Repeated
     kernel: str
     pitched: bool
     guard: torch.device | None  # to be made the current one
@@ -91,7 +91,7 @@ class Dispatch:
                 if call is not None and call.kernel == kernel:
                     self.calls[key] = None
         told = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-        self._warn(f"kernel {kernel}", f"its kernel {kernel} does not run here ({told})")
+        self.warn(f"kernel {kernel}", f"its kernel {kernel} does not run here ({told})")
 
     def _choice(
         self,
@@ -118,11 +118,11 @@ class Dispatch:
             dtype = self._table.dtype_of(args)
             chosen = self._table.choose(device, dtype, sizes, self.failed)
         except (OSError, ValueError, KeyError) as e:
-            self._warn("table", f"its table cannot be read ({type(e).__name__}: {e})")
+            self.warn("table", f"its table cannot be read ({type(e).__name__}: {e})")
             return None
         if isinstance(chosen, ReferenceCall):
             if chosen.reason is not None:
-                self._warn(f"{device.name} {dtype}", chosen.reason)
+                self.warn(f"{device.name} {dtype}", chosen.reason)
             return None
         return self._call(self._table.entry, chosen, where)
 
@@ -145,7 +145,8 @@ class Dispatch:
         guard = device if device.type == "cuda" and torch.cuda.device_count() > 1 else None
         return Call(Repeated(function), kernel.id, kernel.pitched, guard)
 
-    def _warn(self, about: str, reason: str) -> None:
+    def warn(self, about: str, reason: str) -> None:
+        """Give a warning that torch is used, once for each thing that it is about."""
         with self._lock:
             if about in self._warned:
                 return

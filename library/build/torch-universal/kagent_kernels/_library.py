@@ -84,6 +84,7 @@ _tracer = torch._C._get_tracing_state  # noqa: SLF001
 _profiler = torch._C._autograd._profiler_enabled  # noqa: SLF001
 _autocast = torch._C._is_any_autocast_enabled  # noqa: SLF001
 _excluded = torch._C._dispatch_tls_is_dispatch_key_excluded  # noqa: SLF001
+_default_dtype = torch.get_default_dtype
 _AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality  # noqa: SLF001
 
 
@@ -193,6 +194,7 @@ class LibraryOperator:
             or _transforms()
             or _profiler()
             or _tracer() is not None
+            or _default_dtype() is not torch.float32
             or forward_ad._current_level >= 0  # noqa: SLF001
         ):
             return None
@@ -262,6 +264,14 @@ class LibraryOperator:
         return self._launch(call, args)
 
     def _chosen(self, args: tuple[Any, ...]) -> Call | None:
+        if _default_dtype() is not torch.float32:
+            # A host function may leave the dtype of what it allocates to torch.
+            self._dispatch.warn(
+                "default dtype",
+                f"torch's default dtype is {_default_dtype()}, and kernels were checked with "
+                "torch.float32",
+            )
+            return None
         tensors = self._tensors_of(args)
         key = (*map(_kind, tensors), *self._others_of(args))
         try:
@@ -278,6 +288,12 @@ class LibraryOperator:
             if not tensor.is_contiguous() or tensor.data_ptr() % _ALIGNMENT:
                 passed = _kernels.as_checked(args, self._tensors, pitched=call.pitched)
                 break
+        on_copies = bool(self._mutated) and not call.function.called
+        if on_copies:  # whose first call may end between two launches: arguments stay whole then
+            passed = list(passed)
+            for i in self._mutated:
+                if passed[i] is args[i]:
+                    passed[i] = args[i].clone()
         try:
             if call.guard is None:
                 result = call.function(*passed)
@@ -287,6 +303,12 @@ class LibraryOperator:
         except torch.OutOfMemoryError:
             raise  # the reference needs no less
         except Exception as e:  # noqa: BLE001 - compilers, drivers, launchers: each has its own
+            if self._mutated and not on_copies:
+                self._dispatch.give_up(call.kernel, e)
+                raise RuntimeError(
+                    f"{self._namespace}.{self.name}: its kernel {call.kernel} failed, and may have "
+                    "written part of its arguments: go on from a checkpoint"
+                ) from e
             return self._instead_of(call, e, args)
         for i in self._mutated:
             if passed[i] is not args[i]:

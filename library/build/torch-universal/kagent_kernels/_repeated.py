@@ -80,7 +80,8 @@ class Repeated:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
-        self._called = False  # to the end
+        self.called = False
+        """Whether a call has come to its end."""
         self._repeat: _Repeat | None = None
         self._run: object = None  # Triton's, as it was then: tools that change it see all launches
         self._numbers = ""
@@ -112,9 +113,9 @@ class Repeated:
                 return self._repeat(given)
             return self._function(*args)
         watching = _watching()
-        if not self._called or _overlap(given) or not watching.acquire(blocking=False):
+        if not self.called or _overlap(given) or not watching.acquire(blocking=False):
             result = self._function(*args)
-            self._called = True
+            self.called = True
             return result
         try:
             if self._repeat is not None or self._launchers is None:  # by another thread, meanwhile

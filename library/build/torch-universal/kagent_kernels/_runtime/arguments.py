@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 import torch
 
-from .scalars import CPP_TYPES, NUMPY_TYPES, SCALAR_BYTES, TENSOR_MAP_BYTES, ScalarType
+from .scalars import NUMPY_TYPES, SCALAR_BYTES, TENSOR_MAP_BYTES, ScalarType, cpp_types
 from .structs import StructArgument
 from .tensor_maps import TensorMapArgument
 
@@ -179,10 +179,5 @@ def cpp_parameters(signature: str) -> tuple[Parameter, ...]:
     Raises:
         ValueError: One is neither a pointer nor a number, or it says nothing.
     """
-    if not (signature.startswith("(") and signature.endswith(")")):
-        raise ValueError("the library does not say what parameters its kernel has")
-    letters = signature[1:-1]
-    if odd := [i for i, letter in enumerate(letters, 1) if letter not in CPP_TYPES]:
-        raise ValueError(f"parameter {odd[0]} is neither a pointer nor a number of C")
-    types = [CPP_TYPES[letter] for letter in letters]
+    types = cpp_types(signature)
     return tuple(Parameter(SCALAR_BYTES[t] if t else 8, t, t is None) for t in types)

@@ -52,3 +52,17 @@ def scalar_bytes(type_: ScalarType, value: float | bool) -> bytes:
         except OverflowError:
             return struct.pack(f"<{FORMAT[type_]}", math.copysign(math.inf, value))
     return struct.pack(f"<{FORMAT[type_]}", int(value))
+
+
+def cpp_types(signature: str) -> tuple[ScalarType | None, ...]:
+    """Types of a C++ kernel's parameters, from what its library says: `(ppll)`; None is a pointer.
+
+    Raises:
+        ValueError: One is neither a pointer nor a number, or it says nothing.
+    """
+    if not (signature.startswith("(") and signature.endswith(")")):
+        raise ValueError("the library does not say what parameters its kernel has")
+    letters = signature[1:-1]
+    if odd := [i for i, letter in enumerate(letters, 1) if letter not in CPP_TYPES]:
+        raise ValueError(f"parameter {odd[0]} is neither a pointer nor a number of C")
+    return tuple(CPP_TYPES[letter] for letter in letters)

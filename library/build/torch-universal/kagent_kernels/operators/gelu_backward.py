@@ -25,6 +25,9 @@ def gelu_backward(
 ) -> torch.Tensor:
     """Gradient of GELU in its tanh form, element by element.
 
+    No gradient: to ask for one is an error (NotImplementedError). Calls with fewer elements than
+    the smallest measured call (CARD.md: least size) use torch.
+
     Args:
         grad: [M, N].
         x: [M, N].

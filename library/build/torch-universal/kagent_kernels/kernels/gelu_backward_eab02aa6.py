@@ -40,7 +40,7 @@ def _gelu_backward_block(grad_ptr, x_ptr, dx_ptr, offsets, inside):
     larger = 1.0 / (1.0 + t)
     smaller = t * larger
     s = tl.where(x > 0, larger, smaller)
-    dx = grad * (s + x * slope * (larger * smaller))
+    dx = grad * (s + x * (slope * (larger * smaller)))
     tl.store(dx_ptr + offsets, dx.to(dx_ptr.dtype.element_ty), mask=inside)
 
 
