@@ -138,7 +138,11 @@ class Popen(subprocess.Popen):
             "cwd": os.path.abspath(asked["cwd"] or "."),
             "session": asked["start_new_session"],
         }
-        self.pid = _template(env, _further(words)).fork(order, [*fds, *passed])
+        pid = _template(env, _further(words)).fork(order, [*fds, *passed])
+        if pid is None:
+            super()._execute_child(*given)
+            return
+        self.pid = pid
         self._child_created = True
         self._close_pipe_fds(*(asked[k] for k in _PIPES))
 
@@ -242,7 +246,9 @@ class Template:
         return self._process is not None and self._process.poll() is not None
 
     def fork(self, order, fds):
-        """Return the process id of a child of this process."""
+        """Return the process id of a child of this process; None where it has threads, as of a GPU's
+        driver: a child would have none of them.
+        """
         with self._lock:
             self._channel.send(order, fds=fds)
             return self._channel.recv(_START_S).obj["pid"]
@@ -265,7 +271,6 @@ def main(fd, preload, path):
     sys.modules["brief_timing"].repeat_less()
     # what it is told is in no command line: tests look for processes by theirs
     _write_command_line([sys.executable, "-m", "warm_python"])
-    assert len(os.listdir("/proc/self/task")) == 1, "a process with threads cannot be forked"
     sys.path[:] = path
     gc.collect()
     code = torch._compile._disable_dynamo(len).__code__
@@ -285,7 +290,8 @@ def _serve(channel):
             os._exit(0)
         if number == FEW_CHILDREN:
             gather_pages()
-        pid = _fork_sibling()
+        alone = len(os.listdir("/proc/self/task")) == 1
+        pid = _fork_sibling() if alone else None
         if pid == 0:
             channel.close()
             _become(message.obj, list(message.fds))

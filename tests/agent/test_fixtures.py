@@ -24,3 +24,20 @@ cost.costs_s.append(4e-3)
 print(cost.cost_s, is_noise([100.0] * 12 + [10_000.0] * 12))"""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("0.0 False\n", "")
+
+
+def test_a_process_is_started_anew_where_its_template_has_threads(tmp_path, monkeypatch):
+    """What inductor imports starts some on a machine with a GPU."""
+    (tmp_path / "starts_a_thread.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(warm_python, "PRELOAD", ("torch", "brief_timing"))
+    monkeypatch.setattr(warm_python, "MODULES", {"this": ("starts_a_thread",)})
+    monkeypatch.setattr(warm_python, "_templates", {})
+    process = warm_python.Popen([sys.executable, "-m", "this"], stdout=subprocess.PIPE)
+    assert b"Beautiful is better than ugly." in process.communicate()[0]
+    assert process.returncode == 0
+    (template,) = warm_python._templates.values()
+    assert not template.gone()
+    template.close()
