@@ -246,8 +246,8 @@ class Template:
         return self._process is not None and self._process.poll() is not None
 
     def fork(self, order, fds):
-        """Return the process id of a child of this process; None where it has threads, as of a GPU's
-        driver: a child would have none of them.
+        """Return the process id of a child of this process. None where the template has threads,
+        which its children would lack.
         """
         with self._lock:
             self._channel.send(order, fds=fds)
