@@ -45,7 +45,8 @@ def new(
     """Make a task of a PyTorch function or module, with seeds, and check it."""
     from kagent.authoring.draft.rooms import parse_vary
     from kagent.authoring.new_task import make_task
-    from kagent.authoring.tracing.operation import load_module, make_operation, named
+    from kagent.authoring.tracing.operation import make_operation
+    from kagent.authoring.tracing.source_file import load_module, named
     from kagent.runs.files import require_folder
 
     path, _, attribute = target.rpartition(":")

@@ -9,7 +9,8 @@ import torch
 from kagent.authoring.errors import AuthoringError
 from kagent.authoring.tracing.devices import OnCPU
 from kagent.authoring.tracing.drawing import observed, recorded
-from kagent.authoring.tracing.operation import load_module, make_operation, named
+from kagent.authoring.tracing.operation import make_operation
+from kagent.authoring.tracing.source_file import load_module, named
 from kagent.authoring.tracing.trace import trace
 from kagent_sandbox.errors import UserError
 from torch import nn

@@ -11,7 +11,8 @@ from kagent.authoring.draft.inputs import draw_example
 from kagent.authoring.draft.rooms import find_rooms
 from kagent.authoring.errors import AuthoringError
 from kagent.authoring.tracing.drawing import drawn_by, recorded
-from kagent.authoring.tracing.operation import load_module, make_operation, named
+from kagent.authoring.tracing.operation import make_operation
+from kagent.authoring.tracing.source_file import load_module, named
 from kagent.authoring.tracing.trace import trace
 from kagent_sandbox.errors import UserError
 from torch import nn

@@ -16,8 +16,9 @@ from kagent.authoring.draft.rooms import bare, find_rooms
 from kagent.authoring.draft.toml import task_toml
 from kagent.authoring.errors import AuthoringError
 from kagent.authoring.tracing import trace as trace_module
-from kagent.authoring.tracing.operation import load_module, make_operation
+from kagent.authoring.tracing.operation import make_operation
 from kagent.authoring.tracing.sizes import Room
+from kagent.authoring.tracing.source_file import load_module
 from kagent_sandbox.data.case import Case
 from kagent_sandbox.data.formula import evaluate
 from torch import nn

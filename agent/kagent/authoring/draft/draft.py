@@ -15,7 +15,7 @@ from kagent_sandbox.data.formula import evaluate
 from kagent.authoring.proofs import Proof
 from kagent.authoring.tracing.choices import IndexResult, find_choices
 from kagent.authoring.tracing.drawing import Drawing
-from kagent.authoring.tracing.operation import Example
+from kagent.authoring.tracing.example_call import Example
 from kagent.authoring.tracing.rounded import RoundedResult, find_rounded
 from kagent.authoring.tracing.trace import TracedOperation
 

@@ -34,7 +34,7 @@ from kagent.authoring.draft.pointers import (
 )
 from kagent.authoring.draft.source_lines import broken, escaped, quoted, tuple_text
 from kagent.authoring.tracing.drawing import Drawing
-from kagent.authoring.tracing.operation import Example
+from kagent.authoring.tracing.example_call import Example
 
 _LEAST_BESIDE = 8
 """Size of a dimension below which a number beside it is that by chance."""

@@ -14,8 +14,8 @@ from torch.fx import GraphModule, Node
 from kagent.authoring.draft.draft import TaskDraft
 from kagent.authoring.draft.source_lines import tuple_text
 from kagent.authoring.tracing.drawing import Drawing, drawn_by
+from kagent.authoring.tracing.example_call import Example
 from kagent.authoring.tracing.graph import BY_INDEX, ancestors, operation_name
-from kagent.authoring.tracing.operation import Example
 
 Order: TypeAlias = Literal["distinct", "rising", "sorted"]
 _INDEXED = BY_INDEX | {"take"}

@@ -16,7 +16,8 @@ from kagent.authoring.draft.pointers import count_places, is_place, with_pointer
 from kagent.authoring.draft.reference import require_writable
 from kagent.authoring.errors import AuthoringError
 from kagent.authoring.tracing.drawing import by_values
-from kagent.authoring.tracing.operation import Example, Operation
+from kagent.authoring.tracing.example_call import Example
+from kagent.authoring.tracing.operation import Operation
 from kagent.authoring.tracing.sizes import Room, Sizes, explore, find_equal, prime
 from kagent.authoring.tracing.trace import (
     BY_VALUE,

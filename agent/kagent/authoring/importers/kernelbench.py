@@ -11,7 +11,8 @@ from kagent_sandbox.errors import UserError
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from kagent.authoring.tracing.operation import Operation, load_module, make_operation, named
+from kagent.authoring.tracing.operation import Operation, make_operation
+from kagent.authoring.tracing.source_file import load_module, named
 
 
 def read_problem(path: Path) -> Operation:

@@ -10,7 +10,8 @@ import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from kagent.authoring.tracing.operation import Operation, is_users_file
+from kagent.authoring.tracing.operation import Operation
+from kagent.authoring.tracing.source_file import is_users_file
 
 
 def fixed_sizes(operation: Operation, env: ShapeEnv, fakes: Sequence[torch.Tensor]) -> list[str]:

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import builtins
 import copy
-import importlib.util
 import inspect
 import io
-import keyword
-import operator
-import re
-import sys
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from kagent_sandbox.data.plan import ITEMSIZE
 from kagent_sandbox.errors import UserError
 from torch import nn
 from torch._dynamo import config as dynamo_config
@@ -30,39 +20,22 @@ from torch._subclasses import FakeTensorMode
 from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
-from kagent.authoring.tracing.autocast import autocast_kept, autocast_refused
+from kagent.authoring.tracing.autocast import autocast_refused
 from kagent.authoring.tracing.devices import OnCPU, on_cpu_without_gpu
-from kagent.authoring.tracing.drawing import Drawing, Drawn, observed, recorded
+from kagent.authoring.tracing.drawing import Drawing, observed, recorded
 from kagent.authoring.tracing.dropout import LEFT_OUT
+from kagent.authoring.tracing.example_call import (
+    TAKEN,
+    Example,
+    ExampleCall,
+    as_taken,
+    identifier,
+    own_name,
+    unique,
+)
+from kagent.authoring.tracing.source_file import first_line, place_of
 
-_TAKEN = frozenset({"case", "generator", "device", "dtype", "torch", "aten", "math", "wide"})
-"""Names with a meaning of their own in a reference.py that is written."""
-_IN_PARTS = "complex numbers are real ones there, with a last dimension of 2 (view_as_real)"
 _LEAST_NAME = 2
-_MOST_WORDS = 200
-"""Characters of what an error says that are told."""
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """One tensor of the example call.
-
-    Attributes:
-        name: Name of the argument.
-        shape: Sizes in the example.
-        dtype: Its dtype.
-        drawing: How such tensors are drawn.
-        parameter: Whether it belongs to a module: its parameter or buffer.
-        list_name: Name of the argument, where that holds several tensors: those of equal shape have
-            equal dimensions.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    drawing: Drawing
-    parameter: bool = False
-    list_name: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,70 +59,6 @@ class Operation:
     examples: tuple[Example, ...]
     numbers: Mapping[str, int | float | bool] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-
-
-def load_module(path: Path) -> ModuleType:
-    """Import a user's Python file.
-
-    Raises:
-        UserError: It cannot be imported.
-    """
-    if path.is_dir():
-        raise UserError(f"{path}: a folder, where a Python file was expected")
-    if not path.is_file():
-        raise UserError(f"{path}: no such file: expected a Python file")
-    folder = path.parent.resolve()
-    package: list[str] = []  # which its relative imports are of
-    root = folder
-    while (root / "__init__.py").is_file():
-        package.insert(0, root.name)
-        root = root.parent
-    name = ".".join([*package, f"kagent_source_{path.stem}"])
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise UserError(f"{path}: not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    places = list(dict.fromkeys([str(folder), str(root)]))
-    sys.path[:0] = places  # as `python FILE` has it
-    try:
-        with on_cpu_without_gpu(), autocast_kept():
-            spec.loader.exec_module(module)
-    except ModuleNotFoundError as e:
-        text = f"install {e.name} for {sys.executable}, or import it where it is needed alone"
-        raise UserError(f"{path}: {type(e).__name__}: {_first_line(e)}: {text}") from e
-    except SyntaxError as e:
-        raise UserError(_syntax_fault(e, path)) from e
-    except (Exception, SystemExit) as e:  # whatever a user's file raises becomes one line
-        raise UserError(f"{path}: {type(e).__name__}: {_first_line(e)}") from e
-    finally:
-        for place in places:
-            sys.path.remove(place)
-    return module
-
-
-def named(module: ModuleType, name: str, path: Path) -> Any:
-    """Find the definition of a name in a file, or of one with dots, as `RMSNorm.example`.
-
-    Raises:
-        UserError: It defines no such name.
-    """
-    try:
-        return operator.attrgetter(name)(module)
-    except AttributeError:
-        known = [
-            n
-            for n, v in vars(module).items()
-            if callable(v) and not n.startswith("_") and not _imported(v, module)
-        ]
-        text = f"{path}: defines no {name!r}; there are {', '.join(known) or 'none'}"
-        raise UserError(text) from None
-
-
-def _imported(value: object, module: ModuleType) -> bool:
-    """Whether a function or class is another file's."""
-    defined = inspect.isclass(value) or inspect.isroutine(value)
-    return defined and getattr(value, "__module__", None) != module.__name__
 
 
 def make_operation(
@@ -184,12 +93,46 @@ def make_operation(
         target = target.__self__
     if isinstance(target, OptimizedModule):
         target = target._orig_mod  # noqa: SLF001 - torch's own name
-    written = name or _own_name(target)
+    written = name or own_name(target)
     name = identifier(written, lower=True)
     if inspect.ismethod(target) and isinstance(target.__self__, nn.Module):
         target = _Method(target)
+    _refuse_uncallable(target, written)
+    given = _called(inputs) if callable(inputs) else observed(inputs)
+    example = ExampleCall.of(target, given)
+    if isinstance(target, nn.Module):
+        buffers = {path for path, _ in target.named_buffers()}  # plain attributes are so later
+        target, notes = _prepared(target, own=own)
+        example.notes += notes
+        call = _module_call(target, example, buffers)
+    else:
+        call = _function_call(target, example)
+    example.refuse_odd()
+
+    def plain_call(*tensors: torch.Tensor) -> object:
+        with _plainly():
+            return call(*tensors)
+
+    operation = Operation(
+        name,
+        _summary(target, name),
+        origin or name,
+        plain_call,
+        tuple(example.examples),
+        example.numbers,
+        tuple(example.notes),
+    )
+    return _gradient(operation) if backward else operation
+
+
+def _refuse_uncallable(target: Any, written: str) -> None:
+    """Make sure that a target is a function or module that returns its results.
+
+    Raises:
+        UserError: It is not.
+    """
     if isinstance(target, torch.jit.ScriptModule):
-        raise UserError(f"{_own_name(target)} is a scripted module: name the module it is made of")
+        raise UserError(f"{own_name(target)} is a scripted module: name the module it is made of")
     if not callable(target):
         raise UserError(f"{written} is {type(target).__name__}, expected a function or nn.Module")
     code = inspect.unwrap(target)
@@ -197,113 +140,46 @@ def make_operation(
         raise UserError(
             f"{written} is async or yields, expected a function that returns its results"
         )
-    given = _called(inputs) if callable(inputs) else observed(inputs)
-    args, kwargs = _split(given)
-    names, notes, forms = _argument_names(target, args, kwargs), [], []
-    examples: list[Example] = []
-    numbers: dict[str, int | float | bool] = {}
-    taken = set(_TAKEN)
-    for argument_name, value in zip(names, (*args, *kwargs.values()), strict=True):
-        leaves, form = pytree.tree_flatten_with_path(value)
-        places: list[object] = []
-        for i, (path, leaf) in enumerate(leaves):
-            keys = [k.key for k in path if isinstance(k, pytree.MappingKey)]
-            label = "_".join([argument_name, *map(str, keys)] if keys else [argument_name, str(i)])
-            label = argument_name if len(leaves) == 1 else label
-            if isinstance(leaf, Drawn):
-                label = _unique(identifier(label), taken)
-                several = argument_name if len(leaves) > 1 else ""
-                shape, dtype = in_parts(leaf.shape, leaf.dtype)
-                examples.append(Example(label, shape, dtype, leaf.drawing, list_name=several))
-                places.append(leaf)
-                notes += [f"{label}: {_IN_PARTS}"] if leaf.dtype.is_complex else []
-            else:
-                if isinstance(leaf, bool | int | float):
-                    numbers[_unique(identifier(label), taken)] = leaf
-                elif leaf is not None:
-                    notes.append(f"{argument_name} = {leaf!r} is part of the operation")
-                places.append(leaf)
-        forms.append((places, form))
-    count = len(args)
-
-    def rebuild(tensors: Sequence[torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
-        """Arguments as the target takes them."""
-        rest = iter(tensors)
-        values = [
-            pytree.tree_unflatten(
-                [_as(p.dtype, next(rest)) if isinstance(p, Drawn) else p for p in places], f
-            )
-            for places, f in forms
-        ]
-        return values[:count], dict(zip(kwargs, values[count:], strict=True))
-
-    inputs_count = len(examples)
-    if isinstance(target, nn.Module):
-        registered = {path for path, _ in target.named_buffers()}
-        target, more = _prepared(target, own=own)
-        notes += more
-        state = {**dict(target.named_parameters()), **dict(target.named_buffers())}
-        for path, tensor in state.items():
-            own_path = path.replace("_orig_mod.", "")  # of a compiled module
-            label = _unique(identifier(own_path.replace(".", "_")), taken)
-            seen = observed(tensor.detach(), parameter=True)
-            assert isinstance(seen, Drawn)
-            shape, dtype = in_parts(seen.shape, seen.dtype)
-            examples.append(Example(label, shape, dtype, seen.drawing, parameter=True))
-            notes += [f"{label}: {_IN_PARTS}"] if seen.dtype.is_complex else []
-        module, dtypes = target, {path: t.dtype for path, t in state.items()}
-
-        def call(*tensors: torch.Tensor) -> object:
-            a, k = rebuild(tensors[:inputs_count])
-            own = zip(dtypes.items(), tensors[inputs_count:], strict=True)
-            given = {path: _as(dtype, t) for (path, dtype), t in own}
-            values = dict(given)
-            with _as_before(module):
-                result = functional_call(module, values, tuple(a), k)
-            for path, tensor in given.items():
-                new = values[path]  # where the module put another tensor in a buffer's place
-                if new is tensor or new is None or path not in registered or tensor.requires_grad:
-                    continue
-                if new.shape == tensor.shape:
-                    tensor.copy_(new)
-            return result
-
-    else:
-
-        def call(*tensors: torch.Tensor) -> object:
-            a, k = rebuild(tensors)
-            return target(*a, **k)
-
-    if not examples:
-        kinds = dict.fromkeys(type(leaf).__name__ for leaf in pytree.tree_leaves((args, kwargs)))
-        raise UserError(
-            f"the example's arguments are {', '.join(kinds) or 'none'}, expected a tensor, or a "
-            "tuple, list or dict with tensors (torch.from_numpy makes one of an array)"
-        )
-    for example in examples:
-        if str(example.dtype).removeprefix("torch.") not in ITEMSIZE:
-            known = ", ".join(ITEMSIZE)
-            raise UserError(f"{example.name} is {example.dtype}, expected one of {known}")
-
-    def plain_call(*tensors: torch.Tensor) -> object:
-        with _plainly():
-            return call(*tensors)
-
-    text = _summary(target, name)
-    operation = Operation(
-        name, text, origin or name, plain_call, tuple(examples), numbers, tuple(notes)
-    )
-    return _gradient(operation) if backward else operation
 
 
-def in_parts(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[tuple[int, ...], torch.dtype]:
-    """Shape and dtype of a tensor as a task has it: a complex one with its parts."""
-    return ((*shape, 2), dtype.to_real()) if dtype.is_complex else (shape, dtype)
+def _function_call(target: Any, example: ExampleCall) -> Callable[..., object]:
+    """A call of a function with the example's tensors, in order."""
+
+    def call(*tensors: torch.Tensor) -> object:
+        args, kwargs = example.arguments(tensors)
+        return target(*args, **kwargs)
+
+    return call
 
 
-def _as(dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:
-    """An argument as the target takes it."""
-    return torch.view_as_complex(tensor) if dtype.is_complex else tensor
+def _module_call(
+    module: nn.Module, example: ExampleCall, written: Set[str]
+) -> Callable[..., object]:
+    """A call of a module with the example's tensors, in order, and then its parameters and buffers,
+    which are added to the example. Where it puts another tensor in the place of a buffer that may be
+    `written`, that buffer is.
+    """
+    state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    dtypes = {path: t.dtype for path, t in state.items()}
+    count = len(example.examples)
+    example.add_state(state)
+
+    def call(*tensors: torch.Tensor) -> object:
+        args, kwargs = example.arguments(tensors[:count])
+        own = zip(dtypes.items(), tensors[count:], strict=True)
+        given = {path: as_taken(dtype, t) for (path, dtype), t in own}
+        values = dict(given)
+        with _as_before(module):
+            result = functional_call(module, values, tuple(args), kwargs)
+        for path, tensor in given.items():
+            new = values[path]  # where the module put another tensor in a buffer's place
+            if new is tensor or new is None or path not in written or tensor.requires_grad:
+                continue
+            if new.shape == tensor.shape:
+                tensor.copy_(new)
+        return result
+
+    return call
 
 
 class _Method(nn.Module):  # its module's parameters are arguments, whose names begin with no more
@@ -354,7 +230,7 @@ def _instance(cls: type) -> object:
     except Exception as e:  # noqa: BLE001 - whatever a user's class raises becomes one line
         raise UserError(
             f"{cls.__name__} cannot be made without arguments{place_of(e)} ({type(e).__name__}: "
-            f"{_first_line(e)}): name an instance of it, as in `norm = {cls.__name__}(...)`, that "
+            f"{first_line(e)}): name an instance of it, as in `norm = {cls.__name__}(...)`, that "
             "can be made on a CPU"
         ) from None
 
@@ -369,87 +245,9 @@ def _called(inputs: Callable[..., object]) -> Any:
         return recorded(inputs)
     except (Exception, SystemExit) as e:  # noqa: BLE001 - whatever a user's function raises
         raise UserError(
-            f"{_own_name(inputs)}(){place_of(e)} raised {type(e).__name__}: {_first_line(e)}. It "
+            f"{own_name(inputs)}(){place_of(e)} raised {type(e).__name__}: {first_line(e)}. It "
             "is called without arguments, maybe without a GPU, and returns the example's arguments"
         ) from None
-
-
-def place_of(error: BaseException) -> str:
-    """Place in a user's file where it was raised: ` (norm.py, line 7)`; "" if nowhere there."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if is_users_file(f.filename)]
-    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
-
-
-def is_users_file(filename: str) -> bool:
-    """Whether it is the file that an operation was read from."""
-    return "kagent_source_" in (_module_of(filename) or "")
-
-
-def _module_of(filename: str) -> str | None:
-    return next(
-        (n for n, m in list(sys.modules.items()) if getattr(m, "__file__", None) == filename), None
-    )
-
-
-def _own_name(target: object) -> str:
-    own = getattr(target, "__name__", type(target).__name__)
-    return "operation" if own == "<lambda>" else str(own)
-
-
-def _split(given: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(given, Mapping):
-        return (), dict(given)
-    return (tuple(given) if isinstance(given, tuple | list) else (given,)), {}
-
-
-def _argument_names(target: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> list[str]:
-    """Names of the target's parameters, of positional arguments first.
-
-    Raises:
-        UserError: The target does not take so many.
-    """
-    function = target.forward if isinstance(target, nn.Module) else target
-    if isinstance(function, torch.jit.ScriptFunction):
-        schema: Any = function.schema
-        return [a.name for a in schema.arguments][: len(args)] + list(kwargs)
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of C
-        return [f"x{i}" for i in range(len(args))] + list(kwargs)
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as e:
-        raise UserError(f"{_own_name(target)}{signature}: {e} in the example call") from None
-    names: list[str] = []
-    for parameter in signature.parameters.values():
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            names += [f"{parameter.name}_{i}" for i in range(len(args) - len(names))]
-        else:
-            names.append(parameter.name)
-    return names[: len(args)] + list(kwargs)
-
-
-def identifier(text: str, *, lower: bool = False) -> str:
-    """A name that Python takes, close to a text; in lower case with underscores if asked."""
-    if lower:
-        text = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", text).lower()
-    text = re.sub(r"\W+", "_", text).strip("_")
-    text = re.sub("__+", "_", text) or "x"
-    if text[0].isdigit():
-        text = f"n{text}"
-    taken = keyword.iskeyword(text) or (lower and hasattr(builtins, text))
-    return f"{text}_" if taken else text
-
-
-def _unique(name: str, taken: set[str]) -> str:
-    """The name, or the name with a number; it is taken from now on."""
-    found, i = name, 1
-    while found in taken or keyword.iskeyword(found):
-        i += 1
-        found = f"{name}_{i}"
-    taken.add(found)
-    return found
 
 
 def _summary(target: object, name: str) -> str:
@@ -515,10 +313,10 @@ def _gradient(forward: Operation) -> Operation:
     inputs = [i for i, e in enumerate(forward.examples) if e.dtype.is_floating_point]
     if not smooth or not inputs:
         raise UserError(f"{forward.name}: no floating-point result, or argument: no gradient")
-    taken = {e.name for e in forward.examples} | _TAKEN
+    taken = {e.name for e in forward.examples} | TAKEN
     gradients = []
     for i in smooth:
-        label = _unique("grad" if len(smooth) == 1 else f"grad_{i}", taken)
+        label = unique("grad" if len(smooth) == 1 else f"grad_{i}", taken)
         drawing = Drawing.normal(0.0, 1.0)
         gradients.append(Example(label, tuple(results[i].shape), results[i].dtype, drawing))
 
@@ -545,18 +343,3 @@ def _gradient(forward: Operation) -> Operation:
         forward.numbers,
         forward.notes,
     )
-
-
-def _syntax_fault(error: SyntaxError, path: Path) -> str:
-    """'bad.py, line 21: invalid syntax: def f(x': of the file, or of one that it imports."""
-    own = error.filename is None or Path(error.filename).resolve() == path.resolve()
-    file = path if own else error.filename
-    line = f", line {error.lineno}" if error.lineno else ""
-    source = " ".join((error.text or "").split())
-    shown = f": {source[:_MOST_WORDS]}" if source else ""
-    return f"{file}{line}: {error.msg}{shown}"
-
-
-def _first_line(error: BaseException) -> str:
-    line = (str(error).strip().splitlines() or [""])[0]
-    return line if len(line) <= _MOST_WORDS else f"{line[:_MOST_WORDS]} [...]"

@@ -50,8 +50,9 @@ from kagent.authoring.tracing.dropout import LEFT_OUT, WithoutDropout
 from kagent.authoring.tracing.fixed_sizes import fixed_sizes
 from kagent.authoring.tracing.graph import BY_INDEX, is_written, quiet, results_of
 from kagent.authoring.tracing.list_writes import CountedListWrites, lists_written
-from kagent.authoring.tracing.operation import Operation, place_of
+from kagent.authoring.tracing.operation import Operation
 from kagent.authoring.tracing.recurrent import OneOperation, unrolled_never
+from kagent.authoring.tracing.source_file import place_of
 
 Axis = tuple[int, int]
 """A tensor of the example call by its number, and a dimension of it."""
