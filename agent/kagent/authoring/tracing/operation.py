@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import io
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from typing import Any
@@ -153,7 +153,7 @@ def _function_call(target: Any, example: ExampleCall) -> Callable[..., object]:
 
 
 def _module_call(
-    module: nn.Module, example: ExampleCall, written: Set[str]
+    module: nn.Module, example: ExampleCall, written: set[str]
 ) -> Callable[..., object]:
     """A call of a module with the example's tensors, in order, and then its parameters and buffers,
     which are added to the example. Where it puts another tensor in the place of a buffer that may be
