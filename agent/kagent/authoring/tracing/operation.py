@@ -156,8 +156,8 @@ def _module_call(
     module: nn.Module, example: ExampleCall, written: set[str]
 ) -> Callable[..., object]:
     """A call of a module with the example's tensors, in order, and then its parameters and buffers,
-    which are added to the example. Where it puts another tensor in the place of a buffer that may be
-    `written`, that buffer is.
+    which are added to the example. A buffer that may be `written` is, where the module puts another
+    tensor in its place.
     """
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     dtypes = {path: t.dtype for path, t in state.items()}
