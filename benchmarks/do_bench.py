@@ -4,9 +4,10 @@
 
 At every shape that was measured on this device and for which the library uses a kernel, the
 operator is called as torch code calls it, `torch.ops...`, under `do_bench` (median of 100 ms, after
-25 ms). Prints both times and their ratio. do_bench empties the L2 cache by writing, calls from
-Python, and has the launch between its events: it adds some µs to each time. Without a GPU single
-calls are timed, with the caches as they are.
+25 ms), and so is eager torch. Prints both times of the operator and their ratio, and how many times
+as fast as eager it is by either clock. do_bench empties the L2 cache by writing, calls from Python
+without a rest, and has the launch between its events: it adds some µs to each time, whosever it is.
+Without a GPU single calls are timed, with the caches as they are.
 
 The device is had alone meanwhile, among processes of kagent.
 """
@@ -19,17 +20,22 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from kagent.export.reading import read_library
 from kagent.export.record import TORCH
+from kagent_sandbox.data.race import EAGER
 from kagent_sandbox.device.table import device_for, find_device
 from kagent_sandbox.errors import KagentError
 from kagent_sandbox.process.device_lock import DeviceLock
 
 CALLS = 20  # on a CPU
+LONG_US = 100.0
+"""Kernels from here on are compared."""
+NEAR = 0.02
+"""Share of a time, or of a ratio to eager, within which do_bench agrees."""
 
 
 def main() -> None:
@@ -59,13 +65,16 @@ def main() -> None:
         if options.operator and operator.task not in options.operator:
             continue
         task, own = harness.Task(operator.task), harness.operator_of(operator.task)
+        eager = task.reference.eager
         points = [p for d in operator.devices if d.name == device for p in d.points]
         for point in (p for p in points if p.best != TORCH):
             case = harness.Case(point.case, point.dtype, dict(point.dims), kind=kind)
-            arguments = tuple(task.arguments(case).values())
-            own.op(*arguments)  # compiled before the turn
+            arguments = task.arguments(case)
+            values = tuple(arguments.values())
+            own.op(*values)  # compiled before the turn
             with lock.turn("timing"):
-                us = timed_us(lambda own=own, a=arguments: own.op(*a), kind)
+                us = timed_us(lambda own=own, a=values: own.op(*a), kind)
+                eager_us = timed_us(lambda f=eager, a=arguments: f(**a), kind)
             recorded = point.times[point.best]
             found.append(
                 {
@@ -77,15 +86,38 @@ def main() -> None:
                     "device": device,
                     "recorded_us": recorded.us,
                     "us": us,
+                    "eager_us": eager_us,
+                    "recorded_eager_us": point.times[EAGER].us,
                 }
             )
             print(
                 f"{operator.task} {point.dtype} {point.case}: {us:.1f} µs, recorded "
-                f"{recorded.us:.1f} ({us / recorded.us:.3f})",
+                f"{recorded.us:.1f} ({us / recorded.us:.3f}); {eager_us / us:.3f} times as fast as "
+                f"eager, recorded {point.times[EAGER].us / recorded.us:.3f}",
                 flush=True,
             )
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def agreement(shapes: Sequence[Mapping[str, Any]]) -> str:
+    """On how many of the long shapes both clocks agree: on the operator's time, and on how many
+    times as fast as eager it is, where that is known.
+    """
+    long = [s for s in shapes if s["recorded_us"] >= LONG_US]
+    if not long:
+        return "all shorter"
+    near = [s for s in long if abs(s["us"] / s["recorded_us"] - 1) <= NEAR]
+    text = f"{len(near)} of {len(long)}"
+    if all("eager_us" in s for s in long):
+        ratios = [times_eager(s) for s in long]
+        text += f"; × eager {sum(abs(a / b - 1) <= NEAR for a, b in ratios)}"
+    return text
+
+
+def times_eager(shape: Mapping[str, Any]) -> tuple[float, float]:
+    """How many times as fast as eager an operator is: by do_bench, and by the judge's clock."""
+    return shape["eager_us"] / shape["us"], shape["recorded_eager_us"] / shape["recorded_us"]
 
 
 def timed_us(call: Callable[[], object], kind: str) -> float:

@@ -57,6 +57,7 @@ from kagent_sandbox.cache import cache_folder
 from kagent_sandbox.data.records import from_json
 from kagent_sandbox.errors import KagentError
 from kagent_sandbox.process.cores import usable_cores
+from do_bench import agreement
 from limited import Ended, Running
 
 STAGES = ("evolve", "export", "tests", "sanitize", "bench", "certify")
@@ -502,13 +503,13 @@ def gather(session: Session) -> dict[str, Any]:
 
 def table(session: Session, figures: Mapping[str, Any]) -> str:
     """A line for each task: how far it has come."""
-    lines = [f"{'task':22} {'tests':28} {'sanitize':12} {'do_bench':14} {'certify':9} search"]
+    lines = [f"{'task':22} {'tests':28} {'sanitize':12} {'do_bench':22} {'certify':9} search"]
     found = searched(session)
     for task in session.tasks:
         of = figures["operators"].get(task)
         cells = ["not exported", "", "", ""] if of is None else list(cells_of(of))
         search = said(found[task]) if task in found else "none"
-        lines.append(f"{task:22} {cells[0]:28} {cells[1]:12} {cells[2]:14} {cells[3]:9} {search}")
+        lines.append(f"{task:22} {cells[0]:28} {cells[1]:12} {cells[2]:22} {cells[3]:9} {search}")
     return "\n".join(lines)
 
 
@@ -516,10 +517,7 @@ def cells_of(of: Mapping[str, Any]) -> Iterator[str]:
     """Tests, sanitizer, do_bench and certificate of an operator, in short."""
     yield of["tests"]["said"].strip("= ")[:28] if "tests" in of else "not run"
     yield ("clean" if of["sanitize"]["clean"] else "NOT clean") if "sanitize" in of else "not run"
-    shapes = of["bench"]["shapes"] if "bench" in of else []
-    long = [s for s in shapes if s["recorded_us"] >= 100.0]
-    near = [s for s in long if abs(s["us"] / s["recorded_us"] - 1) <= 0.02]
-    yield f"{len(near)} of {len(long)} near" if "bench" in of else "not run"
+    yield agreement(of["bench"]["shapes"]) if "bench" in of else "not run"
     yield ("ok" if of["certify"]["clean"] else "NOT ok") if "certify" in of else "not run"
 
 

@@ -32,15 +32,12 @@ from kagent.export.writing import files_of, refuse_edited, write_library
 from kagent_sandbox.data.verdict import SpeedVerdict
 from kagent_sandbox.errors import KagentError, UserError
 
+from do_bench import LONG_US, NEAR, agreement, times_eager
 from library import FIGURES, digest_of
 
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = ROOT / "library"
 BEGIN, END = "<!-- library: begin -->", "<!-- library: end -->"
-LONG_US = 100.0
-"""Kernels from here on are compared with do_bench."""
-NEAR = 0.02
-"""Share of a time within which do_bench agrees."""
 NONE = (
     "No library is kept here yet: its kernels have to be measured on a GPU, which has not been "
     "done. `benchmarks/library.py` does it."
@@ -201,34 +198,47 @@ def summary(disk: OnDisk, figures: Mapping[str, Any]) -> Iterator[str]:
             faster = sum(p.verdicts.get(p.best) is SpeedVerdict.FASTER for p in device.points)
             speed = f"{mean:.2f} ({min(gains):.2f} to {max(gains):.2f})" if mean else "–"
             of = figures[operator.task]
+            bench = agreement(of["bench"]["shapes"]) if "bench" in of else "not run"
             yield (
                 f"| {operator.task} | {languages(operator)} | {speed} "
-                f"| {faster} of {len(device.points)} | {agreement(of)} | {sanitized(of)} "
+                f"| {faster} of {len(device.points)} | {bench} | {sanitized(of)} "
                 f"| {certified(of)} |"
             )
 
 
 def by_shape(disk: OnDisk, figures: Mapping[str, Any]) -> Iterator[str]:
     """A line for each measured shape."""
-    yield "| operator | shape | used | kernel, µs | best of torch, µs | ratio | | do_bench, µs |"
-    yield "|---|---|---|---|---|---|---|---|"
+    yield (
+        "| operator | shape | used | kernel, µs | best of torch, µs | ratio | | do_bench, µs "
+        "| × eager: do_bench, judge |"
+    )
+    yield "|---|---|---|---|---|---|---|---|---|"
     for operator in disk.library.operators:
         timed = figures[operator.task].get("bench", {}).get("shapes", [])
-        us = {(s["device"], s["case"]): s["us"] for s in timed}
+        by_case = {(s["device"], s["case"]): s for s in timed}
         for device in operator.devices:
             for point in device.points:
                 row = row_of(point)
-                own = us.get((device.name, point.case))
+                own = by_case.get((device.name, point.case))
+                times = times_eager(own) if own and "eager_us" in own else ()
                 yield (
                     f"| {operator.task} | {row.case} | {row.taken} | {row.kernel_us} "
                     f"| {row.torch_us} | {row.ratio} | {row.verdict} "
-                    f"| {'–' if own is None else figure(own)} |"
+                    f"| {'–' if own is None else figure(own['us'])} "
+                    f"| {', '.join(f'{t:.2f}' for t in times) or '–'} |"
                 )
 
 
 def about(disk: OnDisk, figures: Mapping[str, Any]) -> Iterator[str]:
     """How the figures were had, and on what."""
     operators = disk.library.operators
+    timed = [s for of in figures.values() for s in of.get("bench", {}).get("shapes", [])]
+    of_ratios = (
+        "; behind × eager, those at which it agrees so on how many times as fast as eager torch "
+        "the operator is"
+        if any("eager_us" in s for s in timed)
+        else ""
+    )
     used_by_torch = sum(p.best == TORCH for o in operators for d in o.devices for p in d.points)
     yield (
         f"Version {disk.library.version}. Device times by the judge's clock, from a race beside "
@@ -236,7 +246,7 @@ def about(disk: OnDisk, figures: Mapping[str, Any]) -> Iterator[str]:
         "FASTER beside the best of eager and the torch.compile modes. On "
         f"{used_by_torch} shapes torch is used: no kernel is FASTER than eager. do_bench: shapes "
         f"of {LONG_US:g} µs and more at which `triton.testing.do_bench` of the operator agrees "
-        f"within {100 * NEAR:g} %. Sanitizer: compute-sanitizer's memcheck and racecheck over "
+        f"within {100 * NEAR:g} %{of_ratios}. Sanitizer: compute-sanitizer's memcheck and racecheck over "
         "each kernel's smallest check cases. Certified: the day on which `kagent certify` last "
         "found each kernel correct, and no slower than when it was exported."
     )
@@ -270,15 +280,6 @@ def environment(device: DeviceRecord) -> str:
 def languages(operator: OperatorRecord) -> str:
     """Languages of an operator's kernels."""
     return " + ".join(dict.fromkeys(k.written_in.title for k in operator.kernels))
-
-
-def agreement(of: Mapping[str, Any]) -> str:
-    """On how many of the long shapes do_bench agrees."""
-    if "bench" not in of:
-        return "not run"
-    long = [s for s in of["bench"]["shapes"] if s["recorded_us"] >= LONG_US]
-    near = [s for s in long if abs(s["us"] / s["recorded_us"] - 1) <= NEAR]
-    return f"{len(near)} of {len(long)}" if long else "all shorter"
 
 
 def sanitized(of: Mapping[str, Any]) -> str:

@@ -74,8 +74,15 @@ def session(tmp_path):
         (work / stage).mkdir()
     (device,) = read_library(session.library).library.operators[0].devices
     shapes = [
-        {"device": device.name, "case": p.case, "recorded_us": p.times[p.best].us, "us": us}
-        for p, us in zip(device.points, (101.0, 220.0), strict=False)
+        {
+            "device": device.name,
+            "case": p.case,
+            "recorded_us": p.times[p.best].us,
+            "us": us,
+            "recorded_eager_us": 2 * p.times[p.best].us,
+            "eager_us": eager_us,
+        }
+        for p, us, eager_us in zip(device.points, (101.0, 220.0), (205.0, 441.0), strict=False)
     ]
     tools = [{"tool": "memcheck", "found": "0", "clean": True}]
     library.write(session, "tests", "attention", {"clean": True, "said": "18 passed"})
@@ -94,12 +101,12 @@ def test_the_tables_come_from_the_record_and_from_what_was_run(session, tmp_path
     readme, results = library_table.tables(kept).values()
     line = next(li for li in readme.splitlines() if li.startswith("| attention "))
     assert line.startswith("| attention | Triton | 1.30 (1.30 to 1.30) | ")
-    assert line.endswith(" | 1 of 2 | clean | – |")
+    assert line.endswith(" | 1 of 2; × eager 2 | clean | – |")
     assert "- Not run: own tests of linear_cross_entropy." in readme
     assert "NVIDIA H100 80GB HBM3" in readme
     row = next(li for li in results.splitlines() if li.startswith("| attention "))
     assert "100.0 (97.00–104.0)" in row
-    assert row.endswith("| 101.0 |")
+    assert row.endswith("| 101.0 | 2.03, 2.00 |")
 
 
 def test_operators_of_an_archive_replace_those_that_are_there_and_others_stay(session, tmp_path):
@@ -154,7 +161,7 @@ def test_a_stage_that_runs_on_another_day_is_added_to_what_is_known(session, tmp
     library_table.add(out / "figures.json", kept)
     readme, _ = library_table.tables(kept).values()
     line = next(li for li in readme.splitlines() if li.startswith("| attention "))
-    assert line.endswith(" | 1 of 2 | clean | 2026-12-01 |")
+    assert line.endswith(" | 1 of 2; × eager 2 | clean | 2026-12-01 |")
     assert read_library(kept).changed() == []
     table = read_library(kept).package / "portfolio" / "attention.json"
     table.write_text(table.read_text() + " ")
