@@ -42,6 +42,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from do_bench import agreement
 from kagent import resources
 from kagent.export.certify import Line
 from kagent.export.merging import merge_library
@@ -57,7 +58,6 @@ from kagent_sandbox.cache import cache_folder
 from kagent_sandbox.data.records import from_json
 from kagent_sandbox.errors import KagentError
 from kagent_sandbox.process.cores import usable_cores
-from do_bench import agreement
 from limited import Ended, Running
 
 STAGES = ("evolve", "export", "tests", "sanitize", "bench", "certify")

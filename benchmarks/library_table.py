@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from do_bench import LONG_US, NEAR, agreement, times_eager
 from kagent.export.card import row_of
 from kagent.export.dispatch_table import gain, mean_gain, used
 from kagent.export.merging import merge_library, merge_operator
@@ -32,7 +33,6 @@ from kagent.export.writing import files_of, refuse_edited, write_library
 from kagent_sandbox.data.verdict import SpeedVerdict
 from kagent_sandbox.errors import KagentError, UserError
 
-from do_bench import LONG_US, NEAR, agreement, times_eager
 from library import FIGURES, digest_of
 
 ROOT = Path(__file__).resolve().parents[1]
