@@ -4,6 +4,7 @@ then.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -59,7 +60,7 @@ async def replay(
             then = by_id[number]
             ask = open_briefs.get(then.ask) if then.ask is not None else None
             if ask is not None and proposer is not None:
-                found = await first_new(proposer, ask, known)
+                found = await first_new(proposer, ask, known, Counter())
                 again = None if found is None else found[1].proposal(found[0], then.id)
                 if again != then:
                     return Divergence(then, again)

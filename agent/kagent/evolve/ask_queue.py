@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from kagent.llm.chat import ModelError
@@ -15,18 +16,24 @@ from kagent.runs.store import RunStore
 FAILURES_IN_A_ROW = 3  # calls without a reply, one after the other, after which asking ends
 
 
-async def first_new(proposer: Proposer, ask: Ask, known: SourceIndex) -> tuple[Ask, Draft] | None:
+async def first_new(
+    proposer: Proposer, ask: Ask, known: SourceIndex, attempts: Counter[int]
+) -> tuple[Ask, Draft] | None:
     """Ask until the draft is no duplicate of an accepted proposal, at most `resamples` times more.
+
+    `attempts` counts those at each ask, by its number: also failed ones, and those of earlier
+    sessions, whose texts are kept.
 
     Returns the ask as it was answered, with its draft; None if there is nothing left to propose.
     """
-    draft = await proposer.propose(ask)
-    while draft is not None and known.same(draft) is not None:
-        if ask.attempt >= proposer.resamples:
-            break
-        pending = known.since(len(ask.lineage))
-        ask = replace(ask, attempt=ask.attempt + 1, pending=pending)
+    draft = None
+    for resample in range(1 + proposer.resamples):
+        pending = known.since(len(ask.lineage)) if resample else ()
+        ask = replace(ask, attempt=attempts[ask.id], pending=pending)
+        attempts[ask.id] += 1
         draft = await proposer.propose(ask)
+        if draft is None or known.same(draft) is None:
+            break
     return None if draft is None else (ask, draft)
 
 
@@ -34,12 +41,19 @@ class AskQueue:
     """Puts asks to the proposer, several at once, and counts its failures."""
 
     def __init__(
-        self, proposer: Proposer, known: SourceIndex, store: RunStore, observe: Observer
+        self,
+        proposer: Proposer,
+        known: SourceIndex,
+        store: RunStore,
+        observe: Observer,
+        attempts: Mapping[int, int],
     ) -> None:
+        """`attempts`: at each ask, by earlier sessions."""
         self._proposer = proposer
         self._known = known
         self._store = store
         self._observe = observe
+        self._attempts = Counter(attempts)
         self._calls: dict[asyncio.Task[tuple[Ask, Draft] | None], Ask] = {}
         self._failures = 0
 
@@ -72,7 +86,7 @@ class AskQueue:
         if not stored:
             self._store.ask(ask.record())
         self._observe(Asked(ask.id, ask.operator))
-        work = first_new(self._proposer, ask, self._known)
+        work = first_new(self._proposer, ask, self._known, self._attempts)
         self._calls[asyncio.create_task(work, name=f"ask {ask.id}")] = ask
 
     def answers(self) -> Iterator[tuple[Ask, Draft | None]]:

@@ -120,7 +120,7 @@ class Evolution:
             observe,
             [*stored_profiles(history).values()] if profiles is None else profiles,
         )
-        self._queue = AskQueue(proposer, self._known, store, observe)
+        self._queue = AskQueue(proposer, self._known, store, observe, history.attempts)
         self._evaluations: deque[Evaluation] = deque()
         self._ended: Stop | None = None  # why nothing more is asked, once that is so
         self._failure: ModelError | None = None

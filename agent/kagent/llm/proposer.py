@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,10 @@ from kagent.runs.ask import Ask, Draft, Prompt
 from kagent.runs.cost import ModelCall
 from kagent.runs.events import Called, Observer
 from kagent.runs.lineage import Operator
+
+
+GIVEN_UP = "given up: the run ended first"
+"""The error of a call that was in flight then. It may cost what it would have."""
 
 
 class Chat(Protocol):
@@ -85,7 +90,15 @@ class ModelProposer:
         most = most_of(model.config, prompt)
         async with self._spend_limit.reserve(most):
             begun = time.monotonic()
-            call = ModelCall(ask.id, ask.attempt, model.config.name, prompt.card, 0.0)
+            call = ModelCall(
+                ask.id,
+                ask.attempt,
+                model.config.name,
+                prompt.card,
+                0.0,
+                most_tokens=most.tokens,
+                most_dollars=most.dollars or 0.0,
+            )
             try:
                 reply = await model.chat.complete(prompt)
             except ModelError as e:
@@ -97,7 +110,11 @@ class ModelProposer:
                     dollars=e.usage.dollars,
                     error=str(e),
                 )
-                self._over(call, prompt, None, most)
+                self._over(call, prompt, None)
+                raise
+            except asyncio.CancelledError:
+                waited_s = time.monotonic() - begun
+                self._over(replace(call, seconds=waited_s, error=GIVEN_UP), prompt, None)
                 raise
             call = replace(
                 call,
@@ -107,12 +124,12 @@ class ModelProposer:
                 dollars=reply.dollars,
                 truncated=reply.truncated,
             )
-            self._over(call, prompt, reply.text, most)
+            self._over(call, prompt, reply.text)
             return reply
 
-    def _over(self, call: ModelCall, prompt: Prompt, reply: str | None, most: CallBound) -> None:
+    def _over(self, call: ModelCall, prompt: Prompt, reply: str | None) -> None:
         self._paid.setdefault(call.ask, []).append(call)
-        self._spend_limit.charge(call, most)
+        self._spend_limit.charge(call)
         self._keep(call, text_of(prompt), reply)
         self._observe(Called(call, self._spend_limit.spent))
 

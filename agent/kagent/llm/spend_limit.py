@@ -23,8 +23,8 @@ class CallBound:
 class SpendLimit:
     """Lets a call begin only if it fits even when every call in flight takes the most it can.
 
-    A call whose cost is not known afterwards (it failed, or the endpoint did not say) is counted
-    with the most that it could take.
+    A call whose cost is not known afterwards (it failed, was given up, or the endpoint did not say)
+    is counted with the most that it could take, in later sessions, too.
     """
 
     def __init__(
@@ -34,8 +34,6 @@ class SpendLimit:
         self.spent = spent
         self._max_dollars = max_dollars
         self._max_tokens = max_tokens
-        self._dollars = spent.dollars
-        self._tokens = spent.input_tokens + spent.output_tokens
         self._held: list[CallBound] = []
         self._changed = asyncio.Condition()
 
@@ -59,20 +57,16 @@ class SpendLimit:
                 self._held.remove(most)
                 self._changed.notify_all()
 
-    def charge(self, call: ModelCall, most: CallBound) -> None:
+    def charge(self, call: ModelCall) -> None:
         """Count a call that is over."""
         self.spent = self.spent.and_call(call)
-        known = call.input_tokens is not None and call.output_tokens is not None
-        tokens = (call.input_tokens or 0) + (call.output_tokens or 0)
-        self._tokens += tokens if known else most.tokens
-        self._dollars += (call.dollars if call.dollars is not None else most.dollars) or 0.0
 
     def _full(self, most: CallBound) -> Stop | None:
         """Name the resource that does not suffice for one more call."""
-        dollars = self._dollars + sum(h.dollars or 0.0 for h in self._held)
+        dollars = self.spent.bound_dollars + sum(h.dollars or 0.0 for h in self._held)
         if self._max_dollars is not None and dollars + (most.dollars or 0.0) > self._max_dollars:
             return Stop.COST
-        tokens = self._tokens + sum(h.tokens for h in self._held)
+        tokens = self.spent.bound_tokens + sum(h.tokens for h in self._held)
         if self._max_tokens is not None and tokens + most.tokens > self._max_tokens:
             return Stop.TOKENS
         return None

@@ -46,8 +46,8 @@ class Ask:
     While nothing has passed, the lineage goes on with seeds that wait for their verdicts, as they
     are assumed to be (`kagent.runs.lineage.assumed`); the parent is one of them.
 
-    `pending` holds the texts of accepted proposals that `lineage` does not hold yet. It is empty on
-    the first attempt, so that several asks can be worked on at once, and complete on later ones.
+    `pending` holds the texts of accepted proposals that `lineage` does not hold yet. It is empty
+    until a draft is a duplicate, so that several asks can be worked on at once, and complete then.
     """
 
     setting: Setting
@@ -57,7 +57,7 @@ class Ask:
     parent: Candidate
     elites: tuple[Candidate, ...]  # the incumbent first
     progress: float  # share of the budget used up, 0 to 1
-    attempt: int = 0  # drafts for this ask that were duplicates
+    attempt: int = 0  # attempts at this ask before: drafts that were duplicates, failed calls
     pending: tuple[str, ...] = ()
     ideas: int = 1  # techniques to ask for at once
 

@@ -79,6 +79,7 @@ class History:
     race: FinalRace | None  # the last one
     stop: Stop | None  # why the last session ended; None if it was killed or goes on
     elapsed_s: float  # working time over all sessions, without asking and telling
+    attempts: Mapping[int, int] = field(default_factory=dict)  # by ask: calls of a model for it
     recalled: Recalled | None = None  # what the run took from memory; None: it was not asked
     timed_configs: Mapping[int, tuple[TimedConfig, ...]] = field(default_factory=dict)
     """Configurations that were timed before a candidate's verdict, by candidate."""
@@ -111,6 +112,7 @@ def replay_events(folder: Path, run: str, events: Sequence[StoredEvent]) -> Hist
     asks: dict[int, AskRecord] = {}  # open
     every: dict[int, AskRecord] = {}
     asked = 0
+    attempts: dict[int, int] = {}
     spent = Spent()
     budgets: list[int] = []
     race: FinalRace | None = None
@@ -134,7 +136,10 @@ def replay_events(folder: Path, run: str, events: Sequence[StoredEvent]) -> Hist
             elif event.kind == "dropped":
                 asks.pop(_number(event.data["ask"]), None)
             elif event.kind in ("call", "tried"):
-                spent = spent.and_call(from_json(ModelCall, event.data))
+                call = from_json(ModelCall, event.data)
+                spent = spent.and_call(call)
+                if event.kind == "call":
+                    attempts[call.ask] = max(attempts.get(call.ask, 0), call.attempt + 1)
             elif event.kind == "recorded":
                 row = from_json(StoredVerdict, event.data)
                 lineage.record(_candidate(folder, proposals.pop(row.id), row))
@@ -164,6 +169,7 @@ def replay_events(folder: Path, run: str, events: Sequence[StoredEvent]) -> Hist
         race=race,
         stop=stop,
         elapsed_s=_working_s(events),
+        attempts=attempts,
         recalled=recalled,
         timed_configs=timed,
         events=(*events, *_analyses(folder, run, events[-1].seq if events else 0)),

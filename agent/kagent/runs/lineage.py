@@ -90,7 +90,7 @@ class Proposal:
     hypothesis: str  # the change, and why it should help
     predicted: float | None = None  # speed-up over `Lineage.base`, where one was named
     seen: int = 0  # records in the lineage when it was selected
-    attempt: int = 0  # number of duplicate drafts before this one
+    attempt: int = 0  # attempts at its ask before this one
     ask: int | None = None  # number of the decision that it answers; None: a seed, or not asked for
     origin: Origin | None = None  # None: a seed, or the work of the tuner
     fault: str = ""  # why a reply holds no kernel; `source` is empty then

@@ -397,6 +397,59 @@ def test_a_recorded_run_is_repeated_with_the_same_decisions(tmp_path):
     assert asyncio.run(replay(again, toy, Repeater("recorded", recorded))) is None
 
 
+def test_each_attempt_at_an_ask_keeps_its_prompt_and_its_reply(tmp_path):
+    """A failed call is made once more, and a session takes up what an earlier one left: neither
+    writes over what was paid for.
+    """
+
+    def answer(number):
+        if number % 3 == 1:
+            return ModelError("refused", permanent=False)
+        return kernels(0 if number % 3 == 0 else number)  # duplicates among them
+
+    def stop_at(count):
+        def observe(event):
+            if isinstance(event, Recorded) and event.candidate.id == count:
+                raise KeyboardInterrupt
+
+        return observe
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, lambda n: (0.02, answer(n)), observe=stop_at(6), at_once=2)
+    _, history, _, _, store = run(tmp_path, answer, at_once=2)
+    calls = [e.data for e in history.events if e.kind == "call"]
+    attempts = [(c["ask"], c["attempt"]) for c in calls]
+    assert len(set(attempts)) == len(attempts) == history.spent.calls
+    assert any(attempt for _, attempt in attempts)
+    replies = {
+        store.text_path("replies", *a)
+        for a, c in zip(attempts, calls, strict=True)
+        if not c.get("error")
+    }
+    assert all(path.is_file() for path in replies)
+
+
+def test_a_limit_counts_calls_of_unknown_cost_in_later_sessions_too(tmp_path):
+    def answer(number):
+        return ModelError("the reply stopped half way", permanent=False)
+
+    _, history, _, _, _ = run(tmp_path, answer, at_once=1, max_dollars=1.0)
+    assert history.spent.dollars == 0.0
+    # 1000 tokens of a reply at 10 dollars a million, and a few of the prompt
+    assert history.spent.bound_dollars == pytest.approx(3 * 0.01, rel=0.01)
+    stop, history, script, _, _ = run(tmp_path, kernels, at_once=1, max_dollars=0.035)
+    assert (stop, script.calls) == (Stop.COST, 0)
+
+
+def test_a_call_that_is_given_up_counts(tmp_path):
+    stop, history, script, _, _ = run(
+        tmp_path, lambda n: (60.0, kernels(n)), at_once=2, limits=Limits(seconds=1.0)
+    )
+    assert stop is Stop.TIME
+    assert history.spent.calls == history.spent.failed == script.calls == 2
+    assert history.spent.bound_tokens >= 2 * 1000
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 50), st.integers(0, 50), st.booleans()), max_size=30),
     st.integers(1, 300),
@@ -413,8 +466,8 @@ def test_a_purse_never_lets_more_be_spent_than_its_limit(calls, limit, at_once):
             async with gate, spend_limit.reserve(CallBound(most, None)):
                 await asyncio.sleep(0)
                 used = None if fails else min(most, share)
-                call = ModelCall(0, 0, "m", "", 0.0, used, None if fails else 0)
-                spend_limit.charge(call, CallBound(most, None))
+                output = None if fails else 0
+                spend_limit.charge(ModelCall(0, 0, "m", "", 0.0, used, output, most_tokens=most))
                 return most if fails else used
 
         tasks = [asyncio.create_task(one(*c)) for c in calls]
