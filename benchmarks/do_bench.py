@@ -27,7 +27,7 @@ from typing import Any
 from kagent.export.reading import read_library
 from kagent.export.record import TORCH
 from kagent_sandbox.data.race import EAGER
-from kagent_sandbox.device.table import device_for, find_device
+from kagent_sandbox.device.table import own_unit
 from kagent_sandbox.errors import KagentError
 from kagent_sandbox.process.device_lock import DeviceLock
 
@@ -60,7 +60,7 @@ def main() -> None:
     devices: Any = importlib.import_module(f"{disk.library.name}._devices")
     device = devices.device_name(torch.device(harness.DEVICES[kind]))
     found = []
-    lock = DeviceLock(find_device(device_for(kind)).unit_name(0))
+    lock = DeviceLock(own_unit(kind))
     for operator in disk.library.operators:
         if options.operator and operator.task not in options.operator:
             continue

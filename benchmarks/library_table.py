@@ -246,9 +246,9 @@ def about(disk: OnDisk, figures: Mapping[str, Any]) -> Iterator[str]:
         "FASTER beside the best of eager and the torch.compile modes. On "
         f"{used_by_torch} shapes torch is used: no kernel is FASTER than eager. do_bench: shapes "
         f"of {LONG_US:g} µs and more at which `triton.testing.do_bench` of the operator agrees "
-        f"within {100 * NEAR:g} %{of_ratios}. "
-        "Sanitizer: compute-sanitizer's memcheck and racecheck over each kernel's smallest check cases. Certified: the day on which `kagent certify` last "
-        "found each kernel correct, and no slower than when it was exported."
+        f"within {100 * NEAR:g} %{of_ratios}. Sanitizer: compute-sanitizer's memcheck and "
+        "racecheck over each kernel's smallest check cases. Certified: the day on which `kagent "
+        "certify` last found each kernel correct, and no slower than when it was exported."
     )
     yield ""
     for text in dict.fromkeys(environment(d) for o in operators for d in o.devices):

@@ -8,6 +8,7 @@ import subprocess
 from dataclasses import dataclass
 
 from kagent_sandbox.device.cpu.facts import cpu_facts
+from kagent_sandbox.device.detect import visible_gpus
 from kagent_sandbox.device.table import find_device
 from kagent_sandbox.process.device_lock import CPU, DeviceLock
 
@@ -48,8 +49,17 @@ def _gpus() -> list[DeviceState]:
         index, uuid, model, used, total, busy, state = row
         text = f"{busy} % busy, {used} of {total} MiB in use, {state}"
         lock = f"{find_device('gpu').name}-{uuid}"
-        found.append(DeviceState(f"cuda:{index}", uuid, model, text, _turns(lock)))
+        found.append(DeviceState(_name(index, uuid), uuid, model, text, _turns(lock)))
     return found
+
+
+def _name(index: str, uuid: str) -> str:
+    """What --device takes: the number among the visible GPUs, the UUID of one that is not."""
+    names = visible_gpus()
+    if names is None:
+        return f"cuda:{index}"
+    places = (i for i, name in enumerate(names) if name == index or uuid.startswith(name))
+    return next((f"cuda:{place}" for place in places), uuid)
 
 
 def _turns(lock: str) -> tuple[tuple[int, str], ...]:

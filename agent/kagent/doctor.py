@@ -107,7 +107,6 @@ def entry(x):
 _CUDA = '''
 import torch
 from kagent_sandbox.lang import cuda_kernel
-from kagent_sandbox.process.cores import usable_cores
 SOURCE = r"""
 #include <cuda_bf16.h>
 extern "C" __global__ void twice(const float* x, float* y, int n) {

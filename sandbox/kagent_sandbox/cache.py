@@ -72,5 +72,10 @@ def save(name: str, record: object) -> None:
         with tempfile.NamedTemporaryFile(
             "w", dir=path.parent, prefix=f".{name}.", suffix=".tmp", delete=False
         ) as file:
-            json.dump(to_json(record), file, allow_nan=False, indent=1)
-        os.replace(file.name, path)  # readers see the old or the new file, never a part
+            try:
+                json.dump(to_json(record), file, allow_nan=False, indent=1)
+                file.flush()
+                os.replace(file.name, path)  # readers see the old or the new file, never a part
+            except OSError:
+                os.unlink(file.name)
+                raise

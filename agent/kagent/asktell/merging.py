@@ -9,7 +9,6 @@ came here. All new events are committed at once, or none.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import TypeAlias
 
 from kagent_sandbox.errors import RunError, UserError
 
-from kagent.runs.files import clear_errors
+from kagent.runs.files import clear_errors, write_file
 from kagent.runs.history import History
 from kagent.runs.lineage import Operator
 from kagent.runs.manifest import identity
@@ -188,11 +187,14 @@ def _key(event: StoredEvent) -> Key:
 
 
 def _copy_files(news: _News, theirs: RunStore, ours: RunStore) -> None:
-    """Texts of what is new, before any event names them; a file that is here stays as it is."""
+    """Texts of what is new, before any event names them. A file that is here stays as it is, but
+    for a kernel that is not what its name says, as a full disk leaves it.
+    """
     proposed = [e.data for e in news.events if e.kind == "proposed"]
-    wanted = [theirs.kernel_path(p["kernel"]) for p in proposed]
+    kernels = [theirs.kernel_path(p["kernel"]) for p in proposed]
     tuned = [e.data.get("tuned") for e in news.events if e.kind == "recorded"]
-    wanted += [theirs.kernel_path(kernel) for kernel in tuned if kernel]
+    kernels += [theirs.kernel_path(kernel) for kernel in tuned if kernel]
+    wanted = list(kernels)
     answered = {p["ask"] for p in proposed if p.get("ask") is not None}
     for kind, asks in (("prompts", news.asks), ("replies", answered.union(news.asks))):
         folder = theirs.folder / kind
@@ -203,6 +205,9 @@ def _copy_files(news: _News, theirs: RunStore, ours: RunStore) -> None:
             place = ours.folder / path.relative_to(theirs.folder)
             if path.resolve() != theirs.folder.resolve() / path.relative_to(theirs.folder):
                 raise RunError(f"{path}: a link to somewhere else. Nothing was changed")
-            if path.is_file() and not place.exists():
+            if not path.is_file():
+                continue
+            text = path.read_bytes()
+            if not place.exists() or (path in kernels and place.read_bytes() != text):
                 place.parent.mkdir(exist_ok=True)
-                shutil.copyfile(path, place)
+                write_file(place, text)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from kagent_sandbox.data.records import to_json
 from kagent_sandbox.errors import UserError
 
 from kagent.asktell.open_run import ready
-from kagent.asktell.prompt_preview import own_device
+from kagent.asktell.prompt_preview import prompter_of
 from kagent.asktell.state import AskTellState, Prompted, read_state
 from kagent.config.settings import Config
 from kagent.evolve.stored_run import setting_for, task_of_run
 from kagent.llm.drafts import text_of
-from kagent.prompting import Prompter, run_facts_of
 from kagent.runs.ask import AskRecord, Prompt
 from kagent.runs.files import read_file
 from kagent.runs.lineage import Operator
@@ -24,9 +23,7 @@ from kagent.runs.store import RunStore
 from kagent.search.select import select
 
 _RULE = "\n\n---\n\n"  # between the two messages, as `text_of` has it
-_HEADER = re.compile(
-    r"^[^\w\n]{0,40}kagent ask ([0-9]{1,9}) of run ([0-9a-f]{1,64})\b", re.MULTILINE
-)
+_HEADER = re.compile(r"[^\w\n]{0,40}kagent ask ([0-9]{1,9}) of run ([0-9a-f]{1,64})\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +71,7 @@ def ask(folder: Path, count: int, config: Config) -> list[OpenAsk]:
         state = read_state(store.history())
         history = state.history
         setting = setting_for(store, task, history, config.budget)
-        run_facts = run_facts_of(manifest, history)
-        if run_facts.device is None:  # as good a guess as there is
-            run_facts = replace(run_facts, device=own_device(manifest.target))
-        prompter = Prompter(task, manifest.kind, manifest.target, run_facts, config.prompts)
+        prompter = prompter_of(task, manifest, history, config.prompts)
         pending = [state.ask(setting, a.number) for a in state.under_way]
         asks: list[OpenAsk] = []
         for number in range(history.asked, history.asked + count):
@@ -138,6 +132,6 @@ def header(number: int, run: str) -> str:
 
 
 def named_by_header(text: str) -> tuple[int, str] | None:
-    """Ask and run that an answer says it is for."""
-    found = _HEADER.search(text)
+    """Ask and run that an answer says it is for, in its first line that is not blank."""
+    found = _HEADER.match(text.lstrip())
     return (int(found[1]), found[2]) if found is not None else None

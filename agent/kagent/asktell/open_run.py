@@ -55,9 +55,11 @@ def new_run(
     seeds = seeds_for(task, kind, config.lang)
     require_folder(config.runs)
     sound_task(task, kind, say)
+    asked = wanted(task, kind, target, config.lang, seeds)
+    taken = take(asked, config.runs, say) if config.memory else None
     with RunStore.create(config.runs, new_manifest(task, kind, target, config, {})) as store:
-        if config.memory:
-            take(store, wanted(task, kind, target, config.lang, seeds), config.runs, say)
+        if taken is not None:
+            store.recall(*taken)
         _accept(store, seeds)
         return store.folder
 

@@ -12,22 +12,26 @@ from pathlib import Path
 from kagent_sandbox.data.device import DeviceFacts
 from kagent_sandbox.data.kind import Kind, kind_of_target
 from kagent_sandbox.data.language import ANY
+from kagent_sandbox.data.task import Task
 from kagent_sandbox.data.verdict import Passed
 from kagent_sandbox.device.table import available, device_for, find_device
 from kagent_sandbox.errors import UserError
 
+from kagent.asktell.state import read_state
 from kagent.config.settings import Config
 from kagent.evolve.remembering import SeedText
 from kagent.evolve.session import kind_for, seeds_for
-from kagent.evolve.stored_run import setting_of
+from kagent.evolve.stored_run import setting_for, todays_task
 from kagent.prompting.measured import docstring
 from kagent.prompting.prompter import TEMPLATES, Prompter
 from kagent.prompting.run_facts import RunFacts, run_facts_of
 from kagent.runs.ask import Ask, Prompt, Setting
+from kagent.runs.history import History
 from kagent.runs.lineage import Candidate, Lineage, Operator, Proposal
+from kagent.runs.manifest import Manifest
 from kagent.runs.store import RunStore
 from kagent.search.select import POOL, progress_of, select
-from kagent.tasks import find_task, task_names
+from kagent.tasks import find_task
 
 UNMEASURED = Passed((), (), 1.0, 0.0)
 """The verdict of a kernel that nobody has timed yet."""
@@ -157,31 +161,37 @@ def explanation(source: str) -> float:
 # -- a run -----------------------------------------------------------------------------------------
 
 
+def prompter_of(task: Task, manifest: Manifest, history: History, folder: Path | None) -> Prompter:
+    """Writer of a stored run's next prompts, with templates from a folder."""
+    run_facts = run_facts_of(manifest, history)
+    if run_facts.device is None:  # as good a guess as there is
+        run_facts = replace(run_facts, device=own_device(manifest.target))
+    return Prompter(task, manifest.kind, manifest.target, run_facts, folder)
+
+
 def of_run(config: Config, folder: Path, name: str | None = None) -> Preview:
     """Return the next prompt of a stored run; `name` says where its task is now.
 
     Raises:
-        RunError: The run cannot be read.
+        RunError: The run cannot be read, or its task is not on this machine.
         UserError: Nothing of it has passed yet, or it is a run of another task.
     """
     with RunStore.open(folder, write=False) as store:
         history, manifest = store.history(), store.manifest
-        known = manifest.task in task_names()  # its folder may be another machine's
-        task = find_task(name or (manifest.task if known else manifest.task_folder))
+        task = todays_task(folder, manifest) if name is None else find_task(name)
         if task.name != manifest.task:
             raise UserError(f"{folder}: a run of {manifest.task}, not of {task.name}")
-        setting = setting_of(store, task)
-    lineage = history.lineage
-    seeds = [p for p in history.pending if p.operator is Operator.SEED]
+        setting = setting_for(store, task, history, config.budget)
+    lineage, state = history.lineage, read_state(history)
+    pending = [state.ask(setting, a.number) for a in state.under_way]
     # Sweeps and recombinations need no model, so they are not asked for.
     wanted = tuple(o for o in setting.operators if o in TEMPLATES)
     usual = wanted if Operator.STRUCTURE in wanted else tuple(TEMPLATES)
     try:
         setting = replace(setting, operators=usual)
-        ask = select(setting, lineage, history.asked, seeds=seeds)
+        ask = select(setting, lineage, history.asked, pending, state.seeds)
     except ValueError:
         text = "no candidate has passed yet, so there is nothing to start from"
         raise UserError(f"{folder}: {text}") from None
-    run_facts = run_facts_of(manifest, history)
-    prompter = Prompter(task, setting.kind, setting.target, run_facts, config.prompts)
+    prompter = prompter_of(task, manifest, history, config.prompts)
     return Preview(replace(ask, progress=progress_of(lineage, setting.budget)), prompter)

@@ -38,7 +38,7 @@ from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Examined, Rejected
 from kagent_sandbox.device.cpu.facts import cpu_facts
 from kagent_sandbox.device.plan_ops import dtype_of
-from kagent_sandbox.device.table import device_for, find_device
+from kagent_sandbox.device.table import device_for, own_unit
 from kagent_sandbox.device.traits import InputPolicy
 from kagent_sandbox.errors import TaskError
 from kagent_sandbox.judge.check import numerics
@@ -154,7 +154,7 @@ def calibrate(task: Task, kind: Kind, say: Callable[[str], None]) -> KindCalibra
     cases += race_cases(task, kind, _SEED)
     sampler = InputSampler(task, device, InputPolicy(pool=0))
     ways, found = _ways(device), _Found()
-    lock = DeviceLock(find_device(device_for(kind)).unit_name(0), say)
+    lock = DeviceLock(own_unit(kind), say)
     with contextlib.closing(lock):
         for case in cases:
             draws = draws_of(task, case)

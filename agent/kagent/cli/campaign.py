@@ -69,6 +69,7 @@ def campaign(
             "--device",
             metavar="cpu|cuda:N|UUID|TYPE",
             help="Device to use, TYPE on a cluster; may be repeated (the first GPU, or cpu).",
+            envvar="KAGENT_DEVICE",
         ),
     ] = None,
     max_time: Annotated[

@@ -207,7 +207,7 @@ def exit_code(outcome: Outcome) -> int:
     final = outcome.history.race
     if outcome.stop is Stop.INTERRUPTED:
         return INTERRUPTED
-    if outcome.stop is Stop.NO_SEED or (final is not None and final.winner is None):
+    if final.winner is None if final is not None else outcome.history.lineage.incumbent is None:
         return 1
     return NOT_FASTER if final is not None and final.verdict is not SpeedVerdict.FASTER else 0
 

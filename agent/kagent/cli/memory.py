@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from kagent_sandbox.errors import UserError
+from kagent_sandbox.errors import RunError, UserError
 from rich.text import Text
 
 from kagent.cli.app import (
@@ -63,6 +63,7 @@ def show(
     from kagent_sandbox.data.records import to_json
 
     from kagent.asktell.open_run import device_for
+    from kagent.asktell.prompt_preview import own_device
     from kagent.evolve.remembering import wanted
     from kagent.evolve.session import seeds_for
     from kagent.memory.recall import recall
@@ -73,9 +74,9 @@ def show(
     found = find_task(task)
     kind, target = device_for(config.lang, target)
     own = seeds_for(found, kind, config.lang)
-    recalled, _ = recall(
-        wanted(found, kind, target, config.lang, own), config.runs, lambda text: err.print(text)
-    )
+    device = own_device(target)
+    asked = wanted(found, kind, target, config.lang, own, device.name if device else "")
+    recalled, _ = recall(asked, config.runs, lambda text: err.print(text))
     if json_:
         print_json(to_json(recalled))
     else:
@@ -101,7 +102,11 @@ def forget(
     records, folder = known(), load_config(runs=runs).runs
     if all_:
         gone = {r.run for r in records}
-        gone |= {identity(f, read_manifest(f)) for f in list_runs(folder)}
+        for place in list_runs(folder):
+            try:
+                gone.add(identity(place, read_manifest(place)))
+            except RunError as e:  # nothing can be taken from it anyway
+                err.print(f"left out: {e}", markup=False)
     else:
         gone = {r.run for r in records if run in (r.run, r.folder)}
         if not gone:

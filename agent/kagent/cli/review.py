@@ -221,6 +221,8 @@ def profile(
 ) -> None:
     """Say what a GPU candidate's kernels do: occupancy and waves, and counters where ncu is."""
     from kagent_sandbox.data.verdict import Passed
+    from kagent_sandbox.device.table import own_unit
+    from kagent_sandbox.process.device_lock import DeviceLock
 
     from kagent.evolve import profile as profiling
     from kagent.evolve.stored_run import todays_task
@@ -259,7 +261,8 @@ def profile(
             here = run_facts_of(manifest, history)
             device = hardware(manifest.target, here.device, here.ceilings)
             chosen = case or profiling.worst_case(shown)
-            result = profiling.profile(shown, task, chosen, built, device)
+            with DeviceLock(own_unit("gpu"), say).turn("timing"):
+                result = profiling.profile(shown, task, chosen, built, device)
     _keep(store, "profiled", to_event(result))
     if json_:
         print_json(to_event(result))

@@ -429,11 +429,15 @@ def _named(place: list[str | int]) -> str:
     return "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place).removeprefix(".")
 
 
+_NO_OPTIONS = frozenset({"KAGENT_JUDGE"})
+"""Variables of other searches' scripts (`kagent.integrations`) that look like a misspelt option."""
+
+
 def _no_misspelt_variable() -> None:
     """Raise UserError where a variable is almost an option. Others of the prefix are not ours."""
     for name in os.environ:
         option = name.removeprefix("KAGENT_").lower()
-        if not name.startswith("KAGENT_") or option in Config.model_fields:
+        if not name.startswith("KAGENT_") or option in Config.model_fields or name in _NO_OPTIONS:
             continue
         near = difflib.get_close_matches(option, Config.model_fields, 1, 0.8)
         if near:

@@ -17,7 +17,7 @@ from kagent_sandbox.data.device import DeviceFacts
 from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.task import Task
 from kagent_sandbox.data.verdict import Passed
-from kagent_sandbox.device.table import device_for, find_device
+from kagent_sandbox.device.table import own_unit
 from kagent_sandbox.process.device_lock import DeviceLock, LockClosed
 
 from kagent.config.settings import Config
@@ -45,7 +45,7 @@ def profiling(
     from kagent.prompting.hardware import hardware
 
     device = hardware(facts.target, facts, None)
-    name = find_device(device_for(kind)).unit_name(0)
+    name = own_unit(kind)
 
     works = True
 

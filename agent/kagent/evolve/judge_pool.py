@@ -109,17 +109,18 @@ class JudgePool:
         Args:
             first: Whether this goes before all that wait without it: others wait for its verdict.
         """
-        self._waiting_first += first
-        try:
-            async with self._changed:
+        async with self._changed:
+            self._waiting_first += first
+            try:
                 await self._changed.wait_for(
                     lambda: self._free() is not None and (first or not self._waiting_first)
                 )
                 handle = self._free()
                 assert handle is not None
                 handle.load += 1
-        finally:
-            self._waiting_first -= first
+            finally:
+                self._waiting_first -= first
+                self._changed.notify_all()  # others may have room now
         try:
             yield handle
         finally:

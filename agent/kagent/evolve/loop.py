@@ -25,7 +25,7 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from kagent_sandbox.data.build import Contender
@@ -56,6 +56,7 @@ from kagent.runs.events import (
     Working,
 )
 from kagent.runs.final_race import FinalRace, choose_finalists, winner
+from kagent.runs.kernel_files import read_kernel
 from kagent.runs.lineage import FREE, Lineage, Operator, Proposal, roofline_share
 from kagent.runs.profiles import Profile, stored_profiles
 from kagent.runs.source_index import SourceIndex
@@ -112,6 +113,9 @@ class Evolution:
         self._asked = history.asked
         self._raced = list(history.race.finalists) if history.race else None
         self._known = SourceIndex([*(c.proposal for c in self.lineage), *history.pending])
+        for candidate in (c for c in self.lineage if c.written):
+            text = read_kernel(store.folder, candidate.written)
+            self._known.written(candidate.proposal, text)
         self._evaluator = Evaluator(self.lineage, self._known, store, machine, observe)
         self._profiles = IncumbentProfiles(
             machine.profile,
@@ -141,11 +145,10 @@ class Evolution:
                 before is evaluated and kept.
         """
         name, task = self._store.folder.name, self._setting.task.name
-        recorded, seeds = len(self.lineage), len(self._seeds)
         if self._limits.seconds is not None:
             self._deadline = time.monotonic() + self._limits.seconds
         self._store.begin(self._setting.budget)
-        self._observe(Started(name, task, self._setting.budget, recorded, seeds))
+        self._observe(Started(name, task, self._setting.budget, tuple(self._recorded())))
         stop = Stop.FAILED
         try:
             if self._reason_to_stop() is None or self._history.pending or not self._raced:
@@ -174,6 +177,15 @@ class Evolution:
                 self._store.stop(stop)
                 self._observe(Finished(stop))
         return stop
+
+    def _recorded(self) -> Iterator[Recorded]:
+        """The verdicts of earlier sessions, as they were told then."""
+        promoted = {c.id for c in self.lineage.promotions}
+        counted = 0
+        for candidate in self.lineage:
+            counted += candidate.counts
+            speed_up = math.exp(self.lineage.log_speed(candidate.id))
+            yield Recorded(candidate, candidate.id in promoted, counted, speed_up)
 
     async def _restore(self) -> None:
         """Build the incumbent again; take up what had no verdict when the run ended."""

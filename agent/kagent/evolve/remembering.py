@@ -55,16 +55,17 @@ def wanted(
     return Wanted(task, kind, target, languages, device, tuple(seed.source for seed in own))
 
 
-def take(store: RunStore, asked: Wanted, runs: Path, say: Callable[[str], None]) -> None:
-    """Choose what a new run gets from memory, keep it with the run, and say what it is.
+def take(asked: Wanted, runs: Path, say: Callable[[str], None]) -> tuple[Recalled, Sequence[str]]:
+    """Choose what a new run gets from memory, and say what it is. Returns it, with its seeds'
+    texts, to be kept with the run.
 
     Raises:
-        RunError: The run cannot be written.
+        UserError: The list of runs that are not to be used cannot be read.
     """
     recalled, sources = recall(asked, runs, say)
-    store.recall(recalled, sources)
     for line in described(recalled):
         say(line)
+    return recalled, sources
 
 
 def repeat(store: RunStore, recorded: History) -> None:

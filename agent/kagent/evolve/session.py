@@ -109,7 +109,7 @@ def evolve(
             past = resumed.history()
             done = past.lineage.counted
             if "budget" not in config.model_fields_set:
-                budget = past.budget  # the run's own, unless another one is given
+                budget = past.budget or config.budget  # the run's own, unless another one is given
         trials = _try_models(config, observe)
         phases = PhaseClock(
             observe,
@@ -132,13 +132,16 @@ def evolve(
             store = resumed
         else:
             made = new_manifest(task, kind, facts.target, config, environment)
-            store = opened.enter_context(RunStore.create(config.runs, made))
             recorded = recording(config, task.name)
+            taken = None  # what may be refused is, before there is a run
+            if recorded is None and config.memory:
+                asked = wanted(task, kind, facts.target, config.lang, seeds, facts.name)
+                taken = take(asked, config.runs, say)
+            store = opened.enter_context(RunStore.create(config.runs, made))
             if recorded is not None:
                 repeat(store, recorded.history)
-            elif config.memory:
-                asked = wanted(task, kind, facts.target, config.lang, seeds, facts.name)
-                take(store, asked, config.runs, say)
+            elif taken is not None:
+                store.recall(*taken)
         for call in trials:
             store.tried(call)
         past = store.history()
@@ -215,7 +218,7 @@ def resolve_config(
                 "replay it where there is one"
             )
         update: dict[str, object] = {} if "lang" in given else {"lang": found.lang}
-        if "budget" not in given:
+        if "budget" not in given and manifest is None:
             update["budget"] = found.evaluations
         config = config.model_copy(update=update)
     check_models(config)

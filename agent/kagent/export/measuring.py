@@ -24,7 +24,7 @@ from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.race import BEST_OF_TORCH, EAGER, Race, RaceCase
 from kagent_sandbox.data.task import Task, draw_hidden
 from kagent_sandbox.data.verdict import CaseTiming, Comparison, Rejected, SpeedVerdict
-from kagent_sandbox.device.table import device_for, find_device
+from kagent_sandbox.device.table import own_unit
 from kagent_sandbox.judge.client import JudgeClient
 from kagent_sandbox.judge.timing.metrics import choice_for
 from kagent_sandbox.process.cores import usable_cores
@@ -224,7 +224,7 @@ class _Verified:
         self._checked = checked
         self._hidden = hidden
         self._say = say
-        self._lock = DeviceLock(find_device(device_for(kind)).unit_name(0), say)
+        self._lock = DeviceLock(own_unit(kind), say)
         self._built: dict[str, tuple[Built, Built | None]] = {}
         self._choice: dict[str, dict[str, int]] = {}
 

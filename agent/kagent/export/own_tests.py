@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from kagent_sandbox.cache import cache_folder
-from kagent_sandbox.device.table import device_for, find_device
+from kagent_sandbox.device.table import own_unit
 from kagent_sandbox.errors import UserError
 from kagent_sandbox.process.device_lock import DeviceLock
 from kagent_sandbox.replay.library_tests import Ran, run_tests
@@ -28,7 +28,7 @@ def run_in_turn(
     Raises:
         ChildDied, ConfinementError: They cannot be run here.
     """
-    unit = find_device(device_for("gpu" if gpu else "cpu")).unit_name(0)
+    unit = own_unit("gpu" if gpu else "cpu")
     with DeviceLock(unit, say).turn("work"):
         return run_tests(name, files, gpu=gpu, path=path)
 

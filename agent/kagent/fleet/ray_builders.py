@@ -18,7 +18,7 @@ from kagent_sandbox.errors import ChildDied, MachineError
 from kagent_sandbox.judge.packing import Header, unpack_unread
 from kagent_sandbox.judge.protocol import raise_error
 
-from kagent.fleet.ray_calls import LONGER, LOOK_S, alive, require_open
+from kagent.fleet.ray_calls import LONGER, LOOK_S, alive, last_line, require_open
 from kagent.fleet.worker import BuiltWords
 
 TRIES = 3
@@ -103,6 +103,9 @@ class RayBuilder:
             self._say("a builder was lost: another one builds its candidate")
             threading.Thread(target=self._revive, args=[actor], daemon=True).start()
             return None
+        except ray.exceptions.RayError as e:  # such as an error of Python's in the worker
+            self._free.put(actor)
+            raise MachineError(f"the builder's worker failed: {last_line(e)}") from None
         self._free.put(actor)
         return answer
 

@@ -64,7 +64,7 @@ def alive(
             time.sleep(0.5)
         except ray.exceptions.RayActorError as e:
             raise MachineError(
-                f"{what} does not start on the Ray cluster: {_last(e)}: the same versions of "
+                f"{what} does not start on the Ray cluster: {last_line(e)}: the same versions of "
                 "kagent and torch belong on every node (pip install 'kagent[ray]')"
             ) from None
     have = ray.available_resources()
@@ -123,9 +123,9 @@ def answer_of(
                 tell(ray.get(look))
         answer: dict[str, Any] = ray.get(asked)
     except ray.exceptions.RayActorError as e:
-        raise ChildDied(f"{what}'s worker was lost: {_last(e)}") from None
+        raise ChildDied(f"{what}'s worker was lost: {last_line(e)}") from None
     except ray.exceptions.RayError as e:  # such as an error of Python's in the worker
-        raise MachineError(f"{what}'s worker failed: {_last(e)}") from None
+        raise MachineError(f"{what}'s worker failed: {last_line(e)}") from None
     return answer
 
 
@@ -148,7 +148,7 @@ def end_workers(ray: ModuleType, workers: Sequence[Any]) -> None:
             ray.kill(worker)
 
 
-def _last(error: Exception) -> str:
+def last_line(error: Exception) -> str:
     """The cause in an error of Ray's: the last line that says something."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[-1] if lines else type(error).__name__)[:300]

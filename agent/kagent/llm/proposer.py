@@ -20,7 +20,6 @@ from kagent.runs.cost import ModelCall
 from kagent.runs.events import Called, Observer
 from kagent.runs.lineage import Operator
 
-
 GIVEN_UP = "given up: the run ended first"
 """The error of a call that was in flight then. It may cost what it would have."""
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
+from kagent_sandbox.errors import RunError
+
 from kagent.review.page import render
 from kagent.runs.store import read_history
 
@@ -47,7 +49,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         elif page is None:
             self._send(404, "text/plain", f"there is only {self.server.url}\n")
         else:
-            self._send(200, *page(self.server.folder))
+            try:
+                found = page(self.server.folder)
+            except RunError as e:
+                self._send(500, "text/plain", f"{e}\n")
+            else:
+                self._send(200, *found)
 
     def _send(self, status: int, kind: str, text: str) -> None:
         body = text.encode()

@@ -6,6 +6,8 @@ JSON object per line. `RunStore.history` adds them to the run's events.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import time
@@ -44,7 +46,11 @@ def add_analysis(folder: Path, run_id: str, kind: str, data: Mapping[str, Any]) 
     with clear_errors(path):
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         with open(fd, "wb", buffering=0) as file:
-            file.write(line.encode())
+            fcntl.flock(file, fcntl.LOCK_EX)  # nobody's line may follow half a one
+            size, text = os.fstat(fd).st_size, line.encode()
+            if (file.write(text) or 0) < len(text):
+                file.truncate(size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     return path
 
 

@@ -65,13 +65,12 @@ class Stop(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A run begins, or goes on: `recorded` candidates are in the store already."""
+    """A run begins, or goes on: `recorded` are the verdicts of earlier sessions, in order."""
 
     run: str
     task: str
     budget: int
-    recorded: int
-    seeds: int
+    recorded: tuple[Recorded, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,6 +209,10 @@ def _number(value: object) -> int:
     return value
 
 
+_BEFORE_SESSIONS = ("tried", "isolation")
+"""Kinds of events that come before the session that they are part of, long after the one before."""
+
+
 def _working_s(events: Iterable[StoredEvent]) -> float:
     """Seconds in sessions. Asking and telling (`opened`) are no part of one."""
     total = began = latest = 0.0
@@ -219,5 +223,6 @@ def _working_s(events: Iterable[StoredEvent]) -> float:
             # Runs of earlier versions have times of the wall clock, which may have been set back.
             total += max(0.0, end - began) if inside else 0.0
             began, inside = event.at, event.kind == "session"
-        latest = event.at
+        if event.kind not in _BEFORE_SESSIONS:
+            latest = event.at
     return total + (max(0.0, latest - began) if inside else 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Protocol
 
 from kagent_sandbox.builder.identity import source_hash, tree_hash
@@ -54,6 +55,10 @@ class SourceIndex:
         """An accepted proposal has other constants now: its id stands for both texts."""
         self._sources[proposal.id] = proposal.source
         self._ids.setdefault(_key(proposal), proposal.id)
+
+    def written(self, proposal: Proposal, source: str) -> None:
+        """An accepted proposal that was tuned had this text before: its id stands for it, too."""
+        self._ids.setdefault(_key(replace(proposal, source=source)), proposal.id)
 
     def same(self, text: HasSource) -> int | None:
         """Id of the first proposal with this text or syntax tree, built in as many configurations.

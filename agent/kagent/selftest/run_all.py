@@ -11,7 +11,7 @@ from typing import get_args
 
 from kagent_sandbox.data.device import DeviceFacts
 from kagent_sandbox.data.kind import Kind
-from kagent_sandbox.device.table import available, device_for, find_device
+from kagent_sandbox.device.table import available, own_unit
 from kagent_sandbox.judge.timing.noise import Noise
 from kagent_sandbox.process.device_lock import DeviceLock
 
@@ -61,9 +61,7 @@ class Report:
 @contextlib.contextmanager
 def _all_devices(observe: Observer) -> Iterator[None]:
     """This machine's devices, alone: its judges and builders run side by side, without turns."""
-    names = sorted(
-        {find_device(device_for(k)).unit_name(0) for k in get_args(Kind) if available(k)}
-    )
+    names = sorted({own_unit(k) for k in get_args(Kind) if available(k)})
     with contextlib.ExitStack() as turns:
         for name in names:  # in one order everywhere, so that two selftests cannot block each other
             turns.enter_context(DeviceLock(name, observe).turn("timing"))

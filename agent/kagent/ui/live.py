@@ -114,7 +114,7 @@ class DisplayState:
         self.started: Started | None = None
         self.began_s = time.monotonic()
         self.incumbent: Recorded | None = None
-        self.promoted: dict[int, Recorded] = {}  # in this session
+        self.promoted: dict[int, Recorded] = {}
         self.counted = 0
         self.first_counted: int | None = None  # of this session
         self.search_began_s: float | None = None
@@ -132,6 +132,8 @@ class DisplayState:
         match event:
             case Started():
                 self.started = event
+                for past in event.recorded:
+                    self._count(past)
             case PhaseBegan():
                 self.phase, self.phase_began_s, self.note = event, time.monotonic(), ""
             case Progress(text):
@@ -166,8 +168,12 @@ class DisplayState:
             self.search_began_s = time.monotonic()
             self.first_counted = event.counted
         self.in_flight.pop(("candidate", candidate.id), None)
-        self.counted = event.counted
         self.note = ""
+        self._count(event)
+
+    def _count(self, event: Recorded) -> None:
+        candidate = event.candidate
+        self.counted = event.counted
         if event.promoted:
             self.incumbent = self.promoted[candidate.id] = event
         if isinstance(candidate.verdict, Rejected):

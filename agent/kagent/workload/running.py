@@ -14,7 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kagent_sandbox.device.table import available, own_unit
 from kagent_sandbox.errors import ChildDied, UserError
+from kagent_sandbox.process.device_lock import DeviceLock
 
 
 def require_script(script: Path) -> None:
@@ -30,7 +32,7 @@ def require_script(script: Path) -> None:
 
 
 def run_script(observer: str, script: Path, args: Sequence[str], request: Mapping[str, Any]) -> Any:
-    """Run a script under an observer.
+    """Run a script under an observer, which times it: with a turn on the device for itself.
 
     Args:
         observer: Module of this package with `observe(request, run) -> result` (`child.py`).
@@ -51,10 +53,15 @@ def run_script(observer: str, script: Path, args: Sequence[str], request: Mappin
         given = {"script": str(script), "args": list(args), "observer": observer, **request}
         asked.write_text(json.dumps(given), encoding="utf-8")
         command = [sys.executable, "-m", "kagent.workload.child", str(asked), str(told)]
-        done = subprocess.run(command, stdout=2, check=False)  # stderr
+        with DeviceLock(own_unit("gpu" if available("gpu") else "cpu"), _say).turn("timing"):
+            done = subprocess.run(command, stdout=2, check=False)  # stderr
         if not told.is_file():
             raise ChildDied(f"{script}: its process ended with {done.returncode} and no result")
         result = json.loads(told.read_text(encoding="utf-8"))
     if "error" in result:
         raise UserError(f"{script}: {result['error']}")
     return result["result"]
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"kagent: {text}\n")

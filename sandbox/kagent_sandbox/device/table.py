@@ -55,6 +55,11 @@ def device_for(kind: Kind) -> str:
     return next((n for n in names if find_device(n).available()), ours[0])
 
 
+def own_unit(kind: Kind) -> str:
+    """Name of the first device of a kind that is used here, for turns on it (`DeviceLock`)."""
+    return find_device(device_for(kind)).unit_name(0)
+
+
 def available(kind: Kind) -> bool:
     """Whether this machine has a device of a kind; opens none."""
     return find_device(device_for(kind)).available()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from kagent_sandbox import cache
 from kagent_sandbox.data.records import from_json, to_json
-from kagent_sandbox.device.table import available, device_for, find_device
+from kagent_sandbox.device.table import available, own_unit
 from kagent_sandbox.errors import DeviceFull, TaskError
 from kagent_sandbox.process.ask_once import TookTooLong, ask_once
 from kagent_sandbox.process.device_lock import DeviceLock
@@ -136,7 +136,7 @@ def _check_on_gpu(task: Task, known: _Known, say: Callable[[str], None]) -> dict
 
     Whoever wants to time on it waits for the check.
     """
-    lock = DeviceLock(find_device(device_for("gpu")).unit_name(0), say)
+    lock = DeviceLock(own_unit("gpu"), say)
     with contextlib.suppress(DeviceFull, _NotChecked), lock.turn("work"):
         return _run(task, known, "cuda", alone=False)
     with lock.turn("timing"):

@@ -207,6 +207,20 @@ def test_a_run_of_an_earlier_version_is_known_by_its_manifest(home):
     assert merge(home, copy).verdicts == (0, 1, 2, 3)
 
 
+def test_half_a_kernel_of_an_interrupted_merge_is_replaced(home):
+    copy = copied(home)
+    judge(copy)
+    tell(copy, (2, reply(4, 2)))
+    before = {p.name for p in (home / "kernels").iterdir()}
+    for path in (copy / "kernels").iterdir():
+        if path.name not in before:
+            (home / "kernels" / path.name).write_bytes(path.read_bytes()[:20])
+    merge(home, copy)
+    with RunStore.open(home, write=False) as store:
+        assert store.history().lineage
+    assert {p.name for p in (home / "kernels").iterdir()} > before
+
+
 def test_a_copy_may_be_read_only(home):
     copy = copied(home)
     judge(copy)

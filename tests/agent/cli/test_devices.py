@@ -54,6 +54,14 @@ def test_devices_are_listed_with_who_uses_them(monkeypatch):
 
 
 @pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize("shown", ["1", "GPU-2"])
+def test_names_are_those_that_the_option_takes(monkeypatch, shown):
+    """A GPU that is not visible has no number: its UUID is taken."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    assert [d.name for d in list_devices()] == ["cpu", UUID, "cuda:0"]
+
+
+@pytest.mark.usefixtures("machine")
 def test_the_command_prints_them():
     command = [sys.executable, "-m", "kagent", "devices"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -77,7 +77,7 @@ def test_what_the_task_itself_has_ended_is_not_resumed(
     """A mended task is another one: a run of it begins anew."""
 
     def ends(task, config, observe, folder):
-        observe(Started("run", task, 1, 0, 1))
+        observe(Started("run", task, 1))
         raise error("eager: case hidden_bench_0: ValueError")
 
     monkeypatch.setattr(session, "evolve", ends)

@@ -93,6 +93,7 @@ def test_an_unknown_option_of_a_model_is_an_error():
 def test_a_misspelt_variable_is_an_error_and_another_program_is_left_alone(monkeypatch):
     monkeypatch.setenv("KAGENT_NAMESPACE", "default")
     monkeypatch.setenv("KAGENT_URL", "http://x")
+    monkeypatch.setenv("KAGENT_JUDGE", "{}")  # of other searches, as docs/other-searches.md has it
     load_config()
     monkeypatch.setenv("KAGENT_BUGET", "2")
     with pytest.raises(UserError, match="no option KAGENT_BUGET: is KAGENT_BUDGET meant"):

@@ -25,7 +25,7 @@ from kagent_sandbox.data.device import DeviceFacts
 from kagent_sandbox.data.plan import Alloc, Buffer, KernelInfo, Launch, Plan, Pointer, TensorRef
 from kagent_sandbox.data.records import to_json
 from kagent_sandbox.data.task import load_task
-from kagent_sandbox.device.table import device_for, find_device
+from kagent_sandbox.device.table import own_unit
 from kagent_sandbox.process.device_lock import DeviceLock
 from simulated_evolution import SEEDS, RandomProposer, manifest
 from simulated_landscape import N, toy_task
@@ -307,7 +307,7 @@ def test_a_profile_waits_for_its_turn_on_the_device(tmp_path, ncu):
     best = history.lineage.incumbent
     built = GpuBuilder().build(session.evolution._evaluator._machine.request(best.proposal.source))
     calls, found = len(ncu.calls()), []
-    name = find_device(device_for("gpu")).unit_name(0)
+    name = own_unit("gpu")
     with DeviceLock(name).turn("timing"):
         waits = threading.Thread(
             target=lambda: found.append(take(best, built, threading.Event())), daemon=True

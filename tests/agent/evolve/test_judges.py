@@ -7,6 +7,9 @@ from dataclasses import replace
 import pytest
 from kagent.evolve import loop
 from kagent.evolve.admission import ComparedUnits, compare
+from kagent.evolve.device_slot import DeviceSlot
+from kagent.evolve.judge_pool import MOST_PER_JUDGE, JudgePool
+from kagent.evolve.machine import Unit
 from kagent.evolve.rematch import CHANCE, chance_against, wants_rematch, widened
 from kagent.evolve.remembering import SeedText
 from kagent.runs.lineage import Candidate, Lineage, Operator, Proposal, Withdrawal
@@ -174,6 +177,37 @@ def candidate(number, verdict):
 
 def lineage_of(*verdicts):
     return Lineage(candidate(i, v) for i, v in enumerate(verdicts))
+
+
+def test_two_places_that_come_free_at_once_are_both_taken():
+    """One by whom others wait for, who goes first, and one by who waited for that."""
+
+    async def main():
+        pool = JudgePool(Unit("home", FakeJudge()), DeviceSlot(0, quiet=False))
+        pool.add(Unit("other", FakeJudge()))
+        taken, leave = [], asyncio.Event()
+
+        async def hold(name, until, *, first=False):
+            async with pool.take(first=first):
+                taken.append(name)
+                await until.wait()
+
+        end = asyncio.Event()
+        holders = [asyncio.create_task(hold(n, leave)) for n in range(2 * MOST_PER_JUDGE)]
+        await asyncio.sleep(0)
+        waiting = [asyncio.create_task(hold("usual", end))]
+        waiting += [asyncio.create_task(hold("first", end, first=True))]
+        await asyncio.sleep(0.01)
+        assert len(taken) == 2 * MOST_PER_JUDGE
+        leave.set()
+        await asyncio.gather(*holders)
+        await asyncio.sleep(0.01)
+        assert taken[-2:] == ["first", "usual"]
+        end.set()
+        await asyncio.gather(*waiting)
+        pool.close()
+
+    asyncio.run(main())
 
 
 def test_what_is_timed_again():

@@ -17,6 +17,7 @@ from kagent.llm.spend_limit import CallBound, SpendLimit
 from kagent.runs.ask import CapReached, Prompt
 from kagent.runs.cost import ModelCall, Spent
 from kagent.runs.events import CallFailed, Proposed, Recorded, Stop
+from kagent.runs.kernel_files import read_kernel
 from kagent.runs.lineage import Operator, roofline_share
 from kagent.search.tunables import read_tunables
 from kagent.ui import run_view
@@ -308,7 +309,7 @@ def test_what_a_reply_claims_and_what_was_tried_are_recorded(tmp_path):
 
 def test_constants_are_tuned_before_the_verdict_and_inherited(tmp_path):
     tuning = machine(tune=16)
-    _, history, _, _, _ = run(tmp_path, kernels, machine=tuning, budget=8, at_once=1)
+    _, history, _, _, store = run(tmp_path, kernels, machine=tuning, budget=8, at_once=1)
     tuned = [c for c in history.lineage if c.facts is not None and c.facts.tuned]
     assert tuned
     for candidate in tuned:
@@ -323,6 +324,17 @@ def test_constants_are_tuned_before_the_verdict_and_inherited(tmp_path):
     best = {t.name: t.current for t in read_tunables(tuned[0].proposal.source).items}
     assert best == {"X": 16, "Y": 3}
     assert [c.facts.configs for c in tuned] == [16] * len(tuned)
+    # A session that goes on knows both texts of each.
+    search, again = evolution(
+        tmp_path / "task", tmp_path / "runs", proposer=made(Script(kernels), store), budget=12
+    )
+    with again:
+        for candidate in tuned:
+            for kernel in (candidate.written, candidate.proposal.kernel):
+                text = read_kernel(store.folder, kernel)
+                same = search._known.same(replace(candidate.proposal, source=text))
+                assert same is not None
+                assert same <= candidate.id
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,14 @@ def test_a_candidate_that_builders_die_of_is_set_aside_and_then_the_machines_are
         RayBuilder(fake_ray(), workers(REJECTED), {}, print, 9.0).build(REQUEST)
 
 
+def test_a_builder_in_which_python_fails_is_an_error_and_goes_on():
+    worker = Actor(build=[Failed("no space left"), REJECTED], describe=[UP])
+    builder = RayBuilder(fake_ray(), [worker], {}, print, 9.0)
+    with pytest.raises(MachineError, match="the builder's worker failed: no space left"):
+        builder.build(REQUEST)
+    assert builder.build(REQUEST).message == "no"
+
+
 def test_builders_that_do_not_come_back_end_the_run():
     with pytest.raises(MachineError, match=r"no builder has come back.*KAGENT_CLUSTER_WAIT"):
         RayBuilder(fake_ray(), [], {}, print, 0.1).build(REQUEST)

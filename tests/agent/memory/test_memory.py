@@ -247,7 +247,7 @@ def test_a_run_starts_from_them_judges_them_and_repeats_itself(tmp_path):
     kept(tmp_path, task, lineage(cpp(16, 4, extra="Q = 1")), id="2" * 16)
     own = [remembering.SeedText("cpp_plain", SEED)]
     with RunStore.create(tmp_path / "runs", manifest()) as store:
-        remembering.take(store, wanted(task), tmp_path / "none", lambda _: None)
+        store.recall(*remembering.take(wanted(task), tmp_path / "none", lambda _: None))
         seeds = [*own, *remembering.seeds_from_memory(store, store.history().recalled)]
     assert len(seeds) == 3
 
@@ -282,7 +282,7 @@ def test_a_repeated_run_gets_what_the_recorded_one_took(tmp_path):
     task = toy_task(tmp_path / "task")
     kept(tmp_path, task)
     with RunStore.create(tmp_path / "runs", manifest()) as store:
-        remembering.take(store, wanted(task), tmp_path / "none", lambda _: None)
+        store.recall(*remembering.take(wanted(task), tmp_path / "none", lambda _: None))
         (seed,) = remembering.seeds_from_memory(store, store.history().recalled)
         store.propose(seed.proposal(0))
         recorded = store.history()
@@ -358,6 +358,11 @@ def test_the_command_lists_shows_and_forgets(tmp_path, monkeypatch, capsys):
     assert "nobody" in kagent("forget", "nobody").err
     assert "1 forgotten" in kagent("forget", folder.name).out
     assert "nothing of a related task" in kagent("show", str(task.folder)).out
+    (folder.parent / "damaged").mkdir()
+    (folder.parent / "damaged" / "run.json").write_text("{")
+    everything = kagent("forget", "--all", "--runs", str(folder.parent))
+    assert "1 forgotten" in everything.out
+    assert "left out: " in everything.err
 
 
 def test_one_flag_and_one_variable_turn_it_off(monkeypatch):

@@ -1,10 +1,12 @@
 """`kagent prompt`."""
 
 import json
+from dataclasses import replace
 
 import pytest
+from asktell_runs import ask, start
 from commands import run
-from kagent.asktell.prompt_preview import explanation, of_run
+from kagent.asktell.prompt_preview import explanation, of_run, own_device
 from kagent.config.settings import load_config
 from kagent.llm.drafts import text_of
 from kagent.prompting import Prompter, run_facts_of
@@ -56,6 +58,7 @@ def test_a_run_shows_exactly_what_a_model_would_be_sent(folder, show):
     assert shown.code == 0
     preview = of_run(load_config(), folder, str(folder.parents[1] / "task"))
     run_facts = run_facts_of(store.manifest, history)
+    run_facts = replace(run_facts, device=own_device("cpu"))  # it knows none: a made-up run
     task = preview.ask.setting.task
     prompter = Prompter(task, "cpu", "cpu", run_facts)
     assert shown.out == text_of(prompter.write(preview.ask))
@@ -86,7 +89,6 @@ def test_what_does_not_fit_is_answered_with_what_does(folder, show):
     for words, said in (
         ((), "name a task"),
         (("softmax", *of(folder)[1:]), "a run of toy, not of softmax"),
-        (of(folder)[1:], "no task 'toy'"),
         (of(folder, "--target", "sm_90a"), "a run has its own target"),
         (of(folder, "--parent", "99"), "no candidate 99: the run has 0 to "),
         (of(folder, "--parent", "x"), "expected the id of one of the run's candidates"),
@@ -105,6 +107,17 @@ def test_what_does_not_fit_is_answered_with_what_does(folder, show):
         shown = show(*words)
         assert shown.code == 2, words
         assert said in shown.err, shown.err
+    shown = show(*of(folder)[1:])
+    assert (shown.code, "no task toy on this machine" in shown.err) == (4, True)
+
+
+def test_the_next_prompt_of_a_run_that_is_answered_is_the_one_that_ask_writes(tmp_path, show):
+    """It knows what is asked already, and the task as the run has it."""
+    run = start(tmp_path)
+    ask(run, 2)
+    shown = show("--run", run.name, "--runs", run.parent)
+    (asked,) = ask(run, 1)
+    assert shown.out.strip() == asked.prompt.strip()
 
 
 def test_a_run_in_which_nothing_passed_has_no_next_prompt(tmp_path, show):

@@ -422,6 +422,23 @@ def test_a_run_without_a_candidate_has_a_page(run):
     assert data_of(text)["candidates"] == []
 
 
+def test_a_run_that_is_gone_is_an_answer_of_the_live_page(tmp_path, capfd):
+    import threading
+
+    with PageServer(tmp_path / "gone") as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(f"{server.url}seq")
+            assert refused.value.code == 500
+            assert "gone" in refused.value.read().decode()
+        finally:
+            server.shutdown()
+            thread.join()
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_the_live_page_is_for_loopback_alone():
     import threading
 

@@ -28,6 +28,25 @@ def test_a_clock_that_is_set_meanwhile_changes_no_duration(tmp_path, monkeypatch
     assert before <= history.elapsed_s < before + DAYS / 2
 
 
+def test_the_time_between_a_killed_session_and_the_next_one_is_no_work(tmp_path):
+    """Models are tried, and isolation is noted, before the next session begins."""
+    folder = stored_run(tmp_path, budget=3)
+    before = read_history(folder)[1].elapsed_s
+    kinds = [
+        ("session", {"budget": 4}),
+        ("note", {}),
+        ("isolation", {}),
+        ("session", {"budget": 4}),
+    ]
+    now, ats = time.time(), [DAYS, DAYS + 10, 2 * DAYS, 2 * DAYS + 1]
+    with RunStore.open(folder) as store:
+        store.adopt(
+            StoredEvent(0, now + at, kind, data)
+            for at, (kind, data) in zip(ats, kinds, strict=True)
+        )
+    assert read_history(folder)[1].elapsed_s == pytest.approx(before + 10)
+
+
 @pytest.mark.parametrize("stopped", [True, False])
 def test_a_session_with_times_of_a_clock_that_was_set_back(tmp_path, monkeypatch, capsys, stopped):
     """As runs of earlier versions have them."""

@@ -3,7 +3,9 @@
 import contextlib
 import json
 import os
+import resource
 import shutil
+import signal
 import sqlite3
 import tempfile
 from pathlib import Path
@@ -147,6 +149,26 @@ def test_an_analysis_is_kept_beside_the_run(tmp_path):
         file.write(json.dumps({"run": store.manifest.id, "at": "soon", "kind": "x", "data": 1}))
     with pytest.raises(RunError, match=r"analyses\.jsonl: damaged"):
         read_history(folder)
+
+
+def test_half_an_analysis_is_none(tmp_path):
+    """Of a disk that is full; the limit on a file's size stands for it."""
+    folder = stored_run(tmp_path)
+    store, _ = read_history(folder)
+    add_analysis(folder, store.manifest.id, "ablated", {"number": 1})
+    size = analyses_path(folder).stat().st_size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 40, before[1]))
+        with pytest.raises(RunError, match=r"analyses\.jsonl: "):
+            add_analysis(folder, store.manifest.id, "ablated", {"number": 2})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    add_analysis(folder, store.manifest.id, "ablated", {"number": 3})
+    events = read_history(folder)[1].events
+    assert [e.data["number"] for e in events if e.kind == "ablated"] == [1, 3]
 
 
 def test_what_a_killed_process_left_is_read_and_left_alone(tmp_path):

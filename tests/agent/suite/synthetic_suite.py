@@ -55,7 +55,7 @@ class Search:
         if not folder.exists():
             config.runs.mkdir(exist_ok=True)
             shutil.move(stored_run(self._scratch / name, 4, final(found)), folder)
-        observe(Started(folder.name, name, config.budget, 0, 1))
+        observe(Started(folder.name, name, config.budget))
         if isinstance(found, BaseException):
             raise found
         _, history = read_history(folder)

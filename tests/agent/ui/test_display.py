@@ -44,7 +44,7 @@ def recorded(number, verdict, *, operator=Operator.TUNE, promoted=False, counted
 
 LONG = "element [0, 3] differs\nsecond line"
 EVENTS = [
-    Started("toy-1", "toy", 10, 0, 1),
+    Started("toy-1", "toy", 10),
     Progress("baselines"),
     Working(0, Step.BUILD),
     recorded(0, passed({"a": 90.0}), operator=Operator.SEED, promoted=True, speed_up=1.111),
@@ -59,6 +59,19 @@ EVENTS = [
         speed_up=1.25,
     ),
 ]
+
+
+def test_what_earlier_sessions_found_is_shown_at_once():
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, height=40)
+    before = tuple(e for e in EVENTS if isinstance(e, Recorded))
+    with LiveDisplay(console) as display:
+        display(Started("toy-1", "toy", 10, before))
+        panel = Console(file=io.StringIO(), width=100)
+        panel.print(display._render())
+    text = panel.file.getvalue()
+    assert "#3 cpp_rows" in text
+    assert "2 of 10" in text
+    assert "2, seeds included" in text
 
 
 def live(width):
@@ -150,7 +163,7 @@ def test_what_became_of_a_candidate_in_words():
 def test_names_of_proposals_are_text_not_markup():
     console = Console(file=io.StringIO(), width=80)
     with PlainDisplay(console) as display:
-        display(Started("r", "t", 1, 0, 0))
+        display(Started("r", "t", 1))
         display(Progress("[bold]baseline[/bold]"))
         display(Proposed(EVENTS[3].candidate.proposal))
     assert console.file.getvalue() == "[bold]baseline[/bold]\n"
