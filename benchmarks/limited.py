@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import IO, TypeVar
 
 from kagent_sandbox.process import process_tree
+from kagent_sandbox.process.cores import usable_cores
 
 Key = TypeVar("Key")
 GRACE_S = 10.0
@@ -120,7 +121,7 @@ def run_all(
     Returns:
         The name of the signal that ended this early, or nothing.
     """
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     environment = {"OMP_NUM_THREADS": str(max(1, cores // jobs)), **os.environ}
     waiting = list(commands.items())[::-1]
     running: dict[Key, Running] = {}

@@ -21,7 +21,6 @@ import collections
 import contextlib
 import importlib.metadata
 import json
-import os
 import platform
 import random
 import secrets
@@ -36,6 +35,7 @@ from kagent_sandbox.builder.client import Builder
 from kagent_sandbox.device.cpu.backend import CpuBackend
 from kagent_sandbox.device.detect import has_gpu
 from kagent_sandbox.errors import KagentError
+from kagent_sandbox.process.cores import usable_cores
 from mutation import conditions
 from mutation.edits import Mutant, diff_of
 from mutation.engines import Fate, Interpreting, Judged, Real, with_race
@@ -148,7 +148,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--task", action="append", choices=task_names())
     parser.add_argument("--language", action="append", choices=("cpp", "triton", "cuda"))
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu" if has_gpu() else "cpu")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--jobs", type=int, default=usable_cores())
     parser.add_argument("--sample", type=int)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--deadline-s", type=float, default=float("inf"))

@@ -13,7 +13,7 @@ from kagent_sandbox.data.device import DeviceFacts
 from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.language import language_of_source
 from kagent_sandbox.data.race import BEST_OF_TORCH, Race
-from kagent_sandbox.data.target import parse_target
+from kagent_sandbox.data.target import DEFAULT_TARGET, parse_target
 from kagent_sandbox.data.task import Task, draw_hidden
 from kagent_sandbox.data.verdict import CaseError, Examined, Passed, Rejected
 from kagent_sandbox.device.table import available, device_for
@@ -26,7 +26,6 @@ from kagent.runs.files import read_regular
 from kagent.tasks import sound_task
 from kagent.text import plural
 
-DEFAULT_TARGET = "sm_90a"
 MOST_FILE_BYTES = 16 << 20
 """Largest size of a file that is read. A reply may hold more than its kernel, of which a builder
 takes 1 MiB.

@@ -54,7 +54,7 @@ def _gpus() -> list[DeviceState]:
 
 
 def _name(index: str, uuid: str) -> str:
-    """What --device takes: the number among the visible GPUs, the UUID of one that is not."""
+    """Name of a GPU for --device: its number among the visible ones, else its UUID."""
     names = visible_gpus()
     if names is None:
         return f"cuda:{index}"

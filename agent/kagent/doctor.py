@@ -19,6 +19,7 @@ from kagent_sandbox.builder.client import Builder
 from kagent_sandbox.confine import builder_confinement
 from kagent_sandbox.data.build import Built
 from kagent_sandbox.data.kind import Kind
+from kagent_sandbox.data.target import DEFAULT_TARGET
 from kagent_sandbox.data.task import Task, load_task
 from kagent_sandbox.data.verdict import CaseError, Rejected
 from kagent_sandbox.device.cpu.priority import reaches_launchers
@@ -36,7 +37,6 @@ from kagent_sandbox.process.cores import usable_cores
 from kagent_sandbox.process.isolation_probe import probe
 from kagent_sandbox.process.temporary_space import free_bytes
 
-from kagent.candidate_file import DEFAULT_TARGET
 from kagent.config.settings import NO_MODEL, load_config
 from kagent.evolve.open_machine import request_maker, visible_cases
 from kagent.runs.manifest import CUDA_PACKAGES, PACKAGES, versions

@@ -11,7 +11,7 @@ from kagent.export.library._devices import capability, device_name
 from kagent.export.writing import files_of, write_library
 from kagent_sandbox.replay.library_tests import run_tests
 
-pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.alone]
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 
 KERNELS = {

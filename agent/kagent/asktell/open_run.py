@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.language import ANY, language, languages_of
-from kagent_sandbox.data.target import parse_target
+from kagent_sandbox.data.target import DEFAULT_TARGET, parse_target
 from kagent_sandbox.data.task import Task
 from kagent_sandbox.device.detect import gpu_target, target_name
 from kagent_sandbox.device.table import available
@@ -21,8 +21,6 @@ from kagent.runs.ask import Nobody
 from kagent.runs.files import require_folder
 from kagent.runs.store import RunStore
 from kagent.tasks import command_word, find_task, sound_task
-
-DEFAULT_TARGET = "sm_90a"
 
 
 def new_run(
@@ -51,7 +49,7 @@ def new_run(
     config = config.model_copy(update={"proposer": Nobody.name})
     check_prompts(config)
     task = find_task(task_name)
-    kind, target = device_for(config.lang, target)
+    kind, target = target_for(config.lang, target)
     seeds = seeds_for(task, kind, config.lang)
     require_folder(config.runs)
     sound_task(task, kind, say)
@@ -89,8 +87,8 @@ def _accept(store: RunStore, own: list[SeedText]) -> None:
     store.propose(*(seed.proposal(number) for number, seed in enumerate(seeds)))
 
 
-def device_for(lang: str, target: str | None) -> tuple[Kind, str]:
-    """Choose the device to ask kernels for: a named target, else this machine's GPU, else its CPU.
+def target_for(lang: str, target: str | None) -> tuple[Kind, str]:
+    """Choose what to ask kernels for: a named target, else this machine's GPU, else its CPU.
 
     Raises:
         UserError: The target is unknown, or has no kernels in that language.

@@ -11,16 +11,16 @@ from pathlib import Path
 
 from kagent_sandbox.data.device import DeviceFacts
 from kagent_sandbox.data.kind import Kind, kind_of_target
-from kagent_sandbox.data.language import ANY
 from kagent_sandbox.data.task import Task
 from kagent_sandbox.data.verdict import Passed
 from kagent_sandbox.device.table import available, device_for, find_device
 from kagent_sandbox.errors import UserError
 
+from kagent.asktell.open_run import target_for
 from kagent.asktell.state import read_state
 from kagent.config.settings import Config
 from kagent.evolve.remembering import SeedText
-from kagent.evolve.session import kind_for, seeds_for
+from kagent.evolve.session import seeds_for
 from kagent.evolve.stored_run import setting_for, todays_task
 from kagent.prompting.measured import docstring
 from kagent.prompting.prompter import TEMPLATES, Prompter
@@ -95,13 +95,7 @@ def of_task(config: Config, name: str, target: str | None, seed: str | None = No
         UserError: There is no such task, seed or target.
     """
     task = find_task(name)
-    wanted = kind_for(config.lang, gpu=available("gpu"))
-    if target is None and wanted == "gpu" and available("gpu"):
-        target = _facts("gpu").target
-    target = target or ("sm_90a" if wanted == "gpu" else "cpu")
-    kind = kind_of_target(target)
-    if kind != wanted and config.lang != ANY:
-        raise UserError(f"--lang {config.lang} is not for --target {target}")
+    kind, target = target_for(config.lang, target)
     device = own_device(target)
     setting = Setting(
         task=task,

@@ -62,7 +62,7 @@ def show(
     """Show what a run of a task would get, and why."""
     from kagent_sandbox.data.records import to_json
 
-    from kagent.asktell.open_run import device_for
+    from kagent.asktell.open_run import target_for
     from kagent.asktell.prompt_preview import own_device
     from kagent.evolve.remembering import wanted
     from kagent.evolve.session import seeds_for
@@ -72,7 +72,7 @@ def show(
 
     config = load_config(lang=lang, runs=runs)
     found = find_task(task)
-    kind, target = device_for(config.lang, target)
+    kind, target = target_for(config.lang, target)
     own = seeds_for(found, kind, config.lang)
     device = own_device(target)
     asked = wanted(found, kind, target, config.lang, own, device.name if device else "")

@@ -28,7 +28,7 @@ REPLAY = "replay:"
 
 
 @dataclass(frozen=True, slots=True)
-class StoringProposer:
+class StoredRun:
     """A stored run that is to be repeated."""
 
     name: str
@@ -42,7 +42,7 @@ class StoringProposer:
         return sum(c.counts for c in self.history.lineage)
 
 
-def recording(config: Config, task: str) -> StoringProposer | None:
+def recording(config: Config, task: str) -> StoredRun | None:
     """The run that `--proposer replay:RUN` names; None if the proposer is another one.
 
     Raises:
@@ -57,7 +57,7 @@ def recording(config: Config, task: str) -> StoringProposer | None:
         manifest, history = store.manifest, store.history()
     if manifest.task != task:
         raise UserError(f"{folder}: a run of {manifest.task}, which cannot be replayed for {task}")
-    return StoringProposer(name, history, manifest.kind, manifest.lang)
+    return StoredRun(name, history, manifest.kind, manifest.lang)
 
 
 def operators_of(proposer: str) -> tuple[Operator, ...]:

@@ -25,6 +25,7 @@ from kagent_sandbox.data.build import BuildRequest, Built, Contender
 from kagent_sandbox.data.device import DeviceFacts
 from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.race import Race
+from kagent_sandbox.data.target import DEFAULT_TARGET
 from kagent_sandbox.data.task import Task, draw_hidden
 from kagent_sandbox.data.verdict import CaseError, Passed, Rejected, Status
 from kagent_sandbox.device.table import available, device_for
@@ -33,7 +34,6 @@ from kagent_sandbox.judge.client import JudgeClient
 from kagent_sandbox.judge.judge_process import JudgeProcess
 from kagent_sandbox.judge.timing.noise import Noise
 
-from kagent.candidate_file import DEFAULT_TARGET
 from kagent.evolve.open_machine import request_maker
 from kagent.resources import corpus_folder
 from kagent.selftest.assemble import candidate_text

@@ -11,6 +11,9 @@ from dataclasses import dataclass, replace
 
 from kagent_sandbox.errors import UserError
 
+DEFAULT_TARGET = "sm_90a"
+"""Target of GPU kernels where nobody names one, and this machine has no GPU."""
+
 
 @dataclass(frozen=True, slots=True)
 class Target:

@@ -27,7 +27,7 @@ from kagent_sandbox.data.build import Built, ScalarSpec
 from kagent_sandbox.data.build_case import build_case
 from kagent_sandbox.data.language import GLUON
 from kagent_sandbox.data.plan import ITEMSIZE, Launch
-from kagent_sandbox.data.target import parse_target
+from kagent_sandbox.data.target import DEFAULT_TARGET, parse_target
 from kagent_sandbox.data.verdict import CaseError, Rejected, Stage, Status
 from kagent_sandbox.device.cpu.backend import CpuBackend
 from kagent_sandbox.device.cpu.traits import TRAITS
@@ -95,7 +95,7 @@ class Interpreter:
         task: Task,
         run_seed: int,
         *,
-        target: str = "sm_90a",
+        target: str = DEFAULT_TARGET,
         tier: Tier | None = None,
     ) -> None:
         self._task = task = task.calibrated("gpu")

@@ -27,7 +27,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from kagent.asktell import answers, judging, open_asks
-from kagent.asktell.open_run import device_for
+from kagent.asktell.open_run import target_for
 from kagent.asktell.state import read_state
 from kagent.evolve.replayed import RecordedProposer
 from kagent.runs.events import Stop
@@ -295,7 +295,7 @@ def test_runs_of_another_proposer_are_not_asked(tmp_path):
     ],
 )
 def test_what_kernels_are_asked_for(lang, target, found):
-    assert device_for(lang, target) == found
+    assert target_for(lang, target) == found
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_what_kernels_are_asked_for(lang, target, found):
 )
 def test_a_language_without_kernels_for_the_target_is_refused(lang, target):
     with pytest.raises(UserError, match=r"target|kernels for"):
-        device_for(lang, target)
+        target_for(lang, target)
 
 
 def test_a_run_that_was_answered_from_outside_is_measured_once_more(tmp_path):

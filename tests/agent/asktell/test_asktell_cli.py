@@ -287,7 +287,6 @@ def test_queued_triton_is_compiled_and_interpreted(kagent, double, tmp_path):
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.timeout(400)  # some 25 s of a core, which others may use too
 def test_the_whole_circle_with_real_builds_and_a_real_judge(kagent, double, tmp_path):
     assert kagent("ask", double, "--lang", "cpp").code == 0

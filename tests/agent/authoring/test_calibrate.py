@@ -150,7 +150,6 @@ def test_tolerances_leave_room_for_every_way_and_are_applied(tmp_path, ways):
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.usefixtures("shared")
 def test_a_derived_seed_is_one_way_unless_it_fails(tmp_path, ways):
     toml = TOML.replace('"bfloat16"', '"float32"')

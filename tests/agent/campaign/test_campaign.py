@@ -109,7 +109,6 @@ def test_a_library_is_made_where_the_campaign_was(device, session, options):
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_campaign_that_is_killed_goes_on_and_keeps_its_budget(kagent, tmp_path):
     tasks_in(tmp_path, "a", "b")

@@ -260,7 +260,6 @@ def test_a_machine_that_fails_before_anything_is_timed_is_an_error(
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.timeout(400)  # others may use the cores, too
 def test_candidates_are_timed_beside_the_baselines_and_failures_named(task, monkeypatch):
     """Here every process is started as users start it, not forked from a warm one. Judges time
@@ -357,7 +356,6 @@ def test_a_closed_pipe_is_no_error(tmp_path):
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("orphans_come_here")
 def test_ctrl_c_ends_cleanly_says_how_to_go_on_and_leaves_nothing(task, tmp_path):

@@ -39,7 +39,6 @@ CHILDREN = ["builder", "builder's keeper", "launcher", "launcher's keeper"]
 
 
 @pytest.mark.sampled(one_in=2)
-@pytest.mark.slow
 @pytest.mark.parametrize("run", ["auto", "T1"], indirect=True)
 def test_children_and_then_the_agent_are_killed(run):
     run.wait_until(r"^#0 ")
@@ -55,7 +54,6 @@ def test_children_and_then_the_agent_are_killed(run):
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_killed_servers_leave_nothing_behind(run):
     """The run goes on with others in their place. It ends when every judge is killed at once."""
     run.wait_until(r"^#0 ")
@@ -71,7 +69,6 @@ def test_killed_servers_leave_nothing_behind(run):
     run.assert_nothing_left()
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("own_cache")  # without baselines
 def test_killed_while_baselines_are_measured(run):
     """The judge is busy then, and does not listen."""

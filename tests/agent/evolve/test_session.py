@@ -35,7 +35,6 @@ def task(tmp_path_factory):
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.usefixtures("shared", "brief_timing", "few_compiled")
 @pytest.mark.timeout(400)  # two runs, and torch's compiler
 def test_a_real_run_is_resumed_and_replayed(task, own_cache, tmp_path, monkeypatch):

@@ -28,7 +28,6 @@ from replaying import replay
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.usefixtures("uncompiled", "shared", "brief_timing")
 def test_a_second_judge_is_admitted_gives_verdicts_and_repeats_the_race(tmp_path, monkeypatch):
     task = tmp_path / "double"

@@ -28,7 +28,6 @@ pytestmark = [
     pytest.mark.skipif(
         not find_spec("ray"), reason="Ray is not installed: pip install 'kagent[ray]'"
     ),
-    pytest.mark.slow,
     pytest.mark.alone,
     pytest.mark.timeout(900),
     pytest.mark.usefixtures("uncompiled", "orphans_come_here"),

@@ -31,7 +31,6 @@ from llm_server import model_at
 PYTHON = os.environ.get("KAGENT_TEST_SERVER", "")
 pytestmark = [
     pytest.mark.skipif(not PYTHON, reason="KAGENT_TEST_SERVER names no Python with transformers"),
-    pytest.mark.slow,
     pytest.mark.timeout(400),
 ]
 

@@ -94,7 +94,6 @@ def test_code_for_the_cpu_computes(name, tmp_path):
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_triton_code_computes_in_the_interpreter(bare_python):
     """In a process of its own: TRITON_INTERPRET decides at import what `triton.jit` returns."""
     names = [n for n, s in SNIPPETS.items() if ".triton." in n and "interpret" not in s.fields]

@@ -42,7 +42,7 @@ def test_a_task_has_a_first_prompt_for_any_target(show):
 
 
 def test_without_a_target_it_is_this_machines_own(show, monkeypatch):
-    monkeypatch.setattr("kagent.asktell.prompt_preview.available", lambda kind: kind == "cpu")
+    monkeypatch.setattr("kagent.asktell.open_run.available", lambda kind: kind == "cpu")
     shown = show("gelu", "--json")
     data = json.loads(shown.out)
     assert (data["operator"], data["parent"]) == ("structure", 0)
@@ -100,7 +100,7 @@ def test_what_does_not_fit_is_answered_with_what_does(folder, show):
         (of(folder, "--card", "none"), "no card 'none': there are "),
         (("softmax", "--parent", "none"), "no seed 'none': softmax has cpp_online, cpp_rows"),
         (("softmax", "--target", "sm_1"), "unknown target 'sm_1'"),
-        (("softmax", "--target", "cpu", "--lang", "cuda"), "--lang cuda is not for --target cpu"),
+        (("softmax", "--target", "cpu", "--lang", "cuda"), "--lang cuda has no kernels for cpu"),
         (("softmacks",), "did you mean softmax?"),
         (("softmax", "--operator", "repair"), "no candidate was rejected"),
     ):

@@ -26,7 +26,6 @@ from selenium.webdriver.support.wait import WebDriverWait  # noqa: E402
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="no chromium with chromedriver here"),
 ]
 

@@ -142,7 +142,6 @@ def test_a_miss_is_explained_and_the_exit_says_so(selftest, corpus):
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.timeout(600)  # builders and judges in every tier
 def test_json_has_everything(selftest, corpus, monkeypatch):
     monkeypatch.setattr(checks, "ROUNDS", 1)

@@ -11,7 +11,6 @@ pytestmark = pytest.mark.usefixtures("uncompiled", "brief_timing", "warm_process
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_search_is_made_in_a_process_of_its_own(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)

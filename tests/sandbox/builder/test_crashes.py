@@ -69,7 +69,6 @@ def test_a_process_that_ends_itself_has_no_line(builder):
     assert message == "the process that traced one ended itself with status 3 in host code"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "loop",
     [
@@ -88,7 +87,6 @@ def test_a_loop_is_ended_at_its_limit_with_its_line(builder, loop):
     assert re.match(r"line 5: `.*`: importing the file took longer than 0\.5 s", message)
 
 
-@pytest.mark.slow
 def test_a_worker_that_is_stopped_by_its_fork_is_ended_at_its_limit(builder):
     """The process that keeps the limit cannot; the client does, from outside."""
     code = "os.kill(os.getppid(), signal.SIGSTOP)"

@@ -132,7 +132,6 @@ if mode == "make":
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.timeout(900)  # two processes that compile, on a machine that may be busy
 def test_torch_loads_what_another_process_compiled_elsewhere(tmp_path):
     """A folder, a reference.py and a process of its own each, as two launchers have."""
@@ -479,7 +478,6 @@ print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_c
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_what_is_only_compiled_is_found_when_it_runs_with_the_choice_that_was_timed(tmp_path):
     """Of a product, variants are timed with the device alone, and of anything else nothing."""

@@ -54,7 +54,6 @@ def client(folder, measured_once, tmp_path_factory):
             yield client
 
 
-@pytest.mark.slow
 @pytest.mark.alone
 def test_a_run_from_baselines_to_race(client, task):
     lines = []
@@ -170,7 +169,6 @@ def test_candidates_survive_the_wire(folder, count):
     assert key_of(again) == key_of(candidate)
 
 
-@pytest.mark.slow
 def test_a_judge_may_hold_times_against_eager_torch_alone(folder, task, own_cache):
     with JudgeClient(folder, "cpu", SEED, eager_only=True) as client:
         good = built(task, SEED, GOOD)

@@ -89,7 +89,6 @@ def contenders(task):
     ]
 
 
-@pytest.mark.slow
 def test_a_baseline_that_fails_is_nobody_s_fault(task, judge):
     race_baselines = Beside(MOST_LOSSES)
     race = judge.race(contenders(task)[:1], hidden=True, race_baselines=race_baselines)
@@ -99,7 +98,6 @@ def test_a_baseline_that_fails_is_nobody_s_fault(task, judge):
     assert race_baselines.opened == ["hidden_bench_0"] * (MOST_LOSSES + 1)
 
 
-@pytest.mark.slow
 def test_a_failure_that_may_be_the_machine_s_counts_the_second_time(task, judge):
     def failures(count):
         """Of the driver's; on a busy machine a race may fail for other reasons."""

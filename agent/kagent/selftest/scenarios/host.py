@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from kagent_sandbox.data.kind import kind_of_target
+from kagent_sandbox.data.target import DEFAULT_TARGET
 from kagent_sandbox.data.verdict import Passed, Rejected
 
-from kagent.candidate_file import DEFAULT_TARGET
 from kagent.prompting import Prompter, RunFacts
 from kagent.prompting.prompter import TEMPLATES
 from kagent.resources import corpus_folder

@@ -89,7 +89,6 @@ def drawn(found):
     return {case.candidates["good"].samples for case in found.cases}
 
 
-@pytest.mark.slow
 def test_a_clear_verdict_needs_no_further_rounds(race):
     found = race(itertools.repeat(1e9), 30.0)
     assert drawn(found) == {TYPICAL}
@@ -97,7 +96,6 @@ def test_a_clear_verdict_needs_no_further_rounds(race):
     assert {case.notes for case in found.cases} == {("other programs used 1.5 cores",)}
 
 
-@pytest.mark.slow
 def test_a_tie_goes_on_until_its_time_is_over(race, monkeypatch):
     far_apart = itertools.cycle(FAR_APART)
     # A clock of our own, which moves on by 1 s whenever it is read: once a round.
@@ -107,7 +105,6 @@ def test_a_tie_goes_on_until_its_time_is_over(race, monkeypatch):
     assert found.versus_torch("good").verdict is SpeedVerdict.TIE
 
 
-@pytest.mark.slow
 def test_without_time_a_tie_has_as_many_samples_as_any(race):
     far_apart = itertools.cycle(FAR_APART)
     assert drawn(race(far_apart, 0.0)) == {TYPICAL}
