@@ -269,6 +269,34 @@ def draw_masks(
     return torch.where(kind == 0, rows, changed.to(mask.dtype)).reshape(mask.shape)
 
 
+def draw_weights(vector: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Multiply the elements of a vector by 1, by 0.001 or by 100.
+
+    A vector has one number for each column of a matrix, such as a weight: no row of it is larger
+    than others, and what it is multiplied with may be normalised. Large ones show what overflows
+    behind them.
+
+    Args:
+        vector: Floating-point numbers, [N].
+        generator: The source of chance, on the vector's device.
+
+    Returns:
+        [N] of the same dtype; about a third of the elements are as given.
+
+    Example:
+        Draw weights of three magnitudes:
+
+            import torch
+
+            generator = torch.Generator().manual_seed(0)
+            found = draw_weights(torch.ones(30), generator)
+            assert found.unique().numel() == 3
+    """
+    factors = torch.tensor([1.0, 1e-3, 100.0], dtype=vector.dtype, device=vector.device)
+    kind = draw_kinds(len(vector), len(factors), generator, vector.device)
+    return vector * factors[kind.flatten()]
+
+
 def round_coarsely(tensor: torch.Tensor) -> torch.Tensor:
     """Round to few numbers, so that elements of several tensors are often equal.
 

@@ -10,6 +10,7 @@ from kagent_sandbox.draws import (
     draw_masks,
     draw_moments,
     draw_runs,
+    draw_weights,
     round_coarsely,
 )
 
@@ -124,3 +125,10 @@ def test_gradient_and_moments_are_0_together_and_alone(kind, shape):
     assert (exp_avg == exp_avg_sq).all()
     for found in (grad & exp_avg, grad & ~exp_avg, ~grad & exp_avg):
         assert found.any()
+
+
+def test_weights_have_three_magnitudes():
+    found = draw_weights(torch.ones(90, dtype=torch.float16), torch.Generator().manual_seed(1))
+    assert found.dtype == torch.float16
+    assert found.float().unique().tolist() == pytest.approx([1e-3, 1, 100], rel=1e-3)
+    assert not len(draw_weights(torch.ones(0), torch.Generator()))

@@ -133,8 +133,9 @@ def made_text(made: Made) -> Text:
         text.append(f"hole: {hole}\n", "yellow")
     if made.holes:
         text.append(
-            "a wrong result would pass there: add a case to task.toml that shows it, or name an "
-            "operation that changes nothing under `without_effect` (docs/tasks.md), then "
+            "a wrong result would pass there: add a case to task.toml that shows it, have `inputs` "
+            "of reference.py draw what does, or name an operation that changes nothing under "
+            "`without_effect` (docs/tasks.md), then "
             f"kagent check {command_word(task)}\n"
         )
     text.append(f"{made.folder}/task.toml, reference.py", "bold green")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from kagent.authoring.draft.cases import make_draft
-from kagent.authoring.draft.draft import COARSE, FAINT, THRESHOLDS
+from kagent.authoring.draft.draft import COARSE, FAINT, NONFINITE, SHIFTED, THRESHOLDS, WEIGHTS
 from kagent.authoring.draft.reference import reference_py
 from kagent.authoring.draft.rooms import find_rooms
 from kagent.authoring.new_task import make_task
@@ -344,3 +344,60 @@ def test_a_kernel_that_is_wrong_at_rare_inputs_is_refused(
     assert not isinstance(found[0], Rejected), found[0]
     assert isinstance(found[1], Rejected)
     assert found[1].status == "INCORRECT_NUMERICAL"
+
+
+def normalised(x, weight, bias):
+    return F.layer_norm(x, x.shape[-1:], weight, bias)
+
+
+def test_rows_that_are_far_from_0_show_a_variance_of_squares():
+    """Of means that are near 0 the difference of sums is as good as torch's two passes. Torch errs
+    more on such rows, and nothing else is compared as loosely for that.
+    """
+    draft = drafted(normalised, torch.randn(64, 96), torch.ones(96), torch.zeros(96))
+    assert (draft.nonfinite, SHIFTED in draft.rows, draft.floor < 16) == (True, True, True)
+    assert SHIFTED in draft.cpu.hidden_check[0].fields["inputs"]
+    given = drawn(draft, kind=SHIFTED)
+    x, weight, bias = given.values()
+    ref = normalised(*(t.double() for t in given.values()))
+    variance = (x * x).mean(1, keepdim=True) - x.mean(1, keepdim=True) ** 2
+    wrong = (x - x.mean(1, keepdim=True)) * (variance + 1e-5).rsqrt() * weight + bias
+    of_torch, of_wrong = ((y - ref).abs().amax() for y in (normalised(*given.values()), wrong))
+    assert of_wrong > 2 * (draft.k * of_torch + draft.floor * 2**-23 * ref.abs().amax())
+
+
+def test_vectors_have_elements_of_several_magnitudes_in_a_case_of_their_own():
+    """Behind a normalisation only they make numbers large: of an exponential infinite."""
+
+    class Gate(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(96))
+
+        def forward(self, x, bias):
+            return F.silu(F.layer_norm(x, x.shape[-1:], self.weight) + bias)
+
+    draft = drafted(Gate(), torch.randn(64, 96), torch.zeros(96))
+    given = drawn(draft, kind=WEIGHTS)
+    for name in ("weight", "bias"):
+        sizes = given[name].abs()
+        assert sizes.amax() > 1e4 * sizes[sizes > 0].amin(), name
+    assert WEIGHTS in draft.cpu.hidden_check[0].fields["inputs"]
+
+
+def test_infinities_are_also_alone():
+    """NaN beside them would hide them in a sum of all."""
+    draft = drafted(lambda x: x.exp().sum(), torch.randn(64, 96))
+    case = next(c for c in draft.cpu.check if c.inputs == NONFINITE)
+    space = {}
+    exec(reference_py(draft), space)
+    given = Case(name="c", dtype="float32", inputs=NONFINITE, **case.sizes)
+    found = [
+        space["inputs"](given, torch.Generator().manual_seed(seed), torch.device("cpu"))["x"]
+        for seed in range(40)
+    ]
+    seen = {
+        (bool(x.isposinf().any()), bool(x.isneginf().any()), bool(x.isnan().any())) for x in found
+    }
+    alone = {(True, False, False), (False, True, False), (False, False, True)}
+    assert seen >= {*alone, (True, True, True)}

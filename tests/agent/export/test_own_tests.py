@@ -2,6 +2,8 @@
 
 import dataclasses
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -205,3 +207,29 @@ def test_a_library_that_is_there_stays_as_it_was(tmp_path, monkeypatch):
         "running the library's own tests",
         f"writing {folder}",
     ]
+
+
+def test_nothing_is_left_of_a_dimension_that_may_vary(tmp_path):
+    """A size that always is 4 is part of the operation: torch itself refuses 0 there."""
+    record = cpu_library("kagent_kernels")
+    write_library(record, files_of(record, cubins={}), tmp_path / "lib")
+    program = """
+import torch
+from harness import Task
+task = object.__new__(Task)
+shapes = {"weight": [4, "C"], "x": ["B", "C", 4], "bias": ["C"]}
+arguments = [{"name": n, "shape": s} for n, s in shapes.items()]
+task.data = {"dims": {"B": "", "C": ""}, "arguments": arguments}
+task.tensors = list(shapes)
+sizes = {4: 4, "B": 2, "C": 3}
+found = task.empty({n: torch.ones([sizes[s] for s in shape]) for n, shape in shapes.items()})
+print(*(list(t.shape) for t in found.values()))
+"""
+    places = [tmp_path / "lib" / "tests", tmp_path / "lib" / "build" / "torch-universal"]
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, places))},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "[4, 0] [2, 0, 4] [0]\n", done.stderr

@@ -217,7 +217,7 @@ def test_a_check_that_fails_beside_others_is_made_again_alone(
 ):
     """cuDNN without memory says that it has no engine, a process without it may just end."""
     taken, locked = [], Locked()
-    monkeypatch.setattr(task_check, "find_device", lambda _: SimpleNamespace(unit_name=str))
+    monkeypatch.setattr(task_check, "own_unit", lambda kind: f"{kind}-0")
     monkeypatch.setattr(task_check, "DeviceLock", lambda *_: locked)
 
     def ask_once(_, request, **__):

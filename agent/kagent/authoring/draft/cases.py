@@ -12,6 +12,7 @@ from kagent_sandbox.data.calibration import MOST_FLOOR, MOST_K, ResultCalibratio
 from kagent_sandbox.data.formula import evaluate
 
 from kagent.authoring.draft.draft import (
+    ALONE,
     COARSE,
     FAINT,
     HALVES,
@@ -21,6 +22,7 @@ from kagent.authoring.draft.draft import (
     NONFINITE,
     NORMAL,
     ROWS,
+    WEIGHTS,
     DraftCase,
     DraftGenerator,
     DraftKind,
@@ -81,8 +83,10 @@ def make_draft(room: Room) -> TaskDraft:
         small = small if found.fits(small) else dict(first.sizes)
         first = replace(first, sizes=small)
         rows = _row_kinds(draft, trials, first)
-        nonfinite = bool(rows) and not draft.matrix and _takes_nonfinite(room, trials, first)
-        draft = draft.with_(rows=rows, nonfinite=nonfinite)
+        draft = draft.with_(rows=rows)
+    if rows and not draft.matrix:
+        with written(draft) as folder:  # beside the rows that are left
+            draft = draft.with_(nonfinite=_takes_nonfinite(room, Trials(draft, folder), first))
     with written(draft) as folder:
         trials = Trials(draft, folder)
         plans = list(_check_plans(room, draft, small, cpu_dtype))
@@ -94,7 +98,8 @@ def make_draft(room: Room) -> TaskDraft:
     with written(draft) as folder:
         trials = Trials(draft, folder)
         further_kinds = draft.kinds_around + [COARSE] * draft.coarse
-        for kind in further_kinds + [MASKS] * bool(draft.masks):
+        further_kinds += [MASKS] * bool(draft.masks) + [WEIGHTS] * bool(draft.weights)
+        for kind in further_kinds:
             further = replace(check[0], inputs=kind, words=kind)
             pairs += accepted(trials, [further])
             check = _distinct([*check, further])
@@ -105,7 +110,7 @@ def make_draft(room: Room) -> TaskDraft:
         large = _large_plans(room, draft, dtype)
         gpu_check = _distinct([*gpu_check, *(c for c, _ in accepted(trials, large))])
     scales = sorted({c.scale for c in check})
-    hidden = {MIXED, NONFINITE, NORMAL, *KINDS_AROUND, COARSE, MASKS}
+    hidden = {MIXED, NONFINITE, NORMAL, *KINDS_AROUND, COARSE, MASKS, WEIGHTS, *ALONE}
     kinds = sorted({c.inputs for c in check} & hidden)
     padded = sorted({c.noncontiguous for c in check})
     offsets = sorted({c.offset for c in check})
@@ -117,7 +122,7 @@ def make_draft(room: Room) -> TaskDraft:
     }
     given = DraftCase(found.dims, dtype)
     on_cpu = None
-    k, floor = _tolerance(found, [t for _, t in pairs], needed)
+    k, floor = _tolerance(found, pairs, needed)
     if dtype != cpu_dtype:  # what float32 needs, 16 bits do not
         noise = max((t.noise for _, t in pairs), default=0.0)
         of_torch = max((t.noise / t.eager for _, t in pairs if t.eager), default=0.0)
@@ -144,17 +149,18 @@ def make_draft(room: Room) -> TaskDraft:
 
 
 def _tolerance(
-    found: TracedOperation, tried: Sequence[Tried], needed: float
+    found: TracedOperation, tried: Sequence[tuple[DraftCase, Tried]], needed: float
 ) -> tuple[float, float]:
     """`k` and `floor` that have room for what rounding was seen to change, as far as a calibration
-    goes. What a `floor` may not allow for, times torch's own error does, which is as large there.
+    goes. What a `floor` may not allow for, times torch's own error does, which is as large there:
+    so it is where a kind of rows makes it so.
     """
     sums = math.sqrt(_summed(found))
-    noise = [NOISE_ROOM * t.noise for t in tried]
-    floor = max([2.0, needed, min(32.0, 0.25 * sums), *noise])
-    above = [(n - MOST_FLOOR) / t.eager for n, t in zip(noise, tried, strict=True) if t.eager]
-    k = max([3.0, *above])
-    return float(min(MOST_K, math.ceil(k))), float(f"{min(floor, MOST_FLOOR):.2g}")
+    noise = [(NOISE_ROOM * t.noise, t.eager, c.inputs in ALONE) for c, t in tried]
+    usual = [n for n, _, alone in noise if not alone]
+    floor = min(MOST_FLOOR, max([2.0, needed, min(32.0, 0.25 * sums), *usual]))
+    k = max([3.0, *((n - floor) / eager for n, eager, _ in noise if eager)])
+    return float(min(MOST_K, math.ceil(k))), float(f"{floor:.2g}")
 
 
 def _usable(room: Room, trials: Trials, first: DraftCase) -> tuple[Room, DraftCase]:
@@ -319,12 +325,11 @@ def _row_kinds(draft: TaskDraft, trials: Trials, first: DraftCase) -> tuple[str,
         return ()
     cases = {r: replace(first, inputs=r) for r in ROWS}
     found = [r for r, c in cases.items() if not trials.case(c, f"rows_{r}").why]
-    if "constant" in found and not _is_large(draft.trace, first.sizes):
-        usual, constant = (
-            trials.floor_needed(c, f"few_{c.inputs}") for c in (first, cases["constant"])
-        )
-        if usual <= MOST_FLOOR < constant:
-            found.remove("constant")
+    if not _is_large(draft.trace, first.sizes):
+        usual = trials.floor_needed(first, f"few_{first.inputs}")
+        for kind in {"constant", "shifted"}.intersection(found):
+            if usual <= MOST_FLOOR < trials.floor_needed(cases[kind], f"few_{kind}"):
+                found.remove(kind)
     if trials.case(replace(first, inputs=MIXED), "rows_mixed").tied:  # beside rows of others
         found = [r for r in found if r not in ("constant", "zeros", *FAINT)]
     return _without_faint(draft, first, found)
@@ -408,7 +413,7 @@ def _check_plans(room: Room, draft: TaskDraft, small: Sizes, dtype: str) -> Iter
         if _mixes(draft, above):
             yield DraftCase(above, dtype, inputs=MIXED, noncontiguous=True, words="mixed_padded")
         for kind in draft.rows if _has_rows(draft, below) else ():
-            if kind in ("constant", "spiked"):
+            if kind in ("constant", "spiked", *ALONE):
                 yield DraftCase(below, dtype, inputs=kind, words=kind)
     if draft.nonfinite:
         yield DraftCase(primes, dtype, inputs=NONFINITE, words="nonfinite")

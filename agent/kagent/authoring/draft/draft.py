@@ -24,6 +24,7 @@ HALVES = (torch.float16, torch.bfloat16)
 
 NORMAL, MIXED, NONFINITE, BLANK = "normal", "mixed", "nonfinite", "blank"
 THRESHOLDS, COARSE, MASKS = "thresholds", "coarse", "masks"
+WEIGHTS, SHIFTED = "weights", "shifted"
 """Names of distributions, as `inputs` of a reference.py has them."""
 KINDS_AROUND = (THRESHOLDS, "far_thresholds", "farthest_thresholds")
 """Names of distributions around thresholds, by magnitude. Numbers beside much larger ones would be
@@ -35,11 +36,15 @@ ROWS: Mapping[str, str] = {
     "tiny": "times 0.001",
     "large": "times 8",
     "spiked": "one element times 100",
+    SHIFTED: "plus 16",
     "zeros": "0",
     "minute": "times 1e-18",
     "subnormal": "times the least normal number",
 }
 """Kinds of rows beside those that are drawn as the example is, each a distribution, too."""
+ALONE = (SHIFTED,)
+"""Kinds of rows that are in no other distribution: torch errs more there, and others would be
+compared as loosely."""
 FAINT = ("minute", "subnormal")
 """Kinds of rows that are 0 beside others, but where the operation asks for a sign, or for 0."""
 
@@ -143,6 +148,19 @@ class TaskDraft:
             for e in self.arguments
             if e.dtype.is_floating_point and not e.parameter and e.shape and not e.drawing.flags
         ]
+
+    @property
+    def flat(self) -> bool:
+        """Whether no tensor that varies has rows of its own: vectors are cut into some."""
+        return all(len(e.shape) == 1 for e in self.varied)
+
+    @property
+    def weights(self) -> list[Example]:
+        """Vectors beside tensors that have rows, a module's parameters too: `weights` draws them of
+        several magnitudes.
+        """
+        vectors = [e for e in self.arguments if e.dtype.is_floating_point and len(e.shape) == 1]
+        return [] if self.flat else [e for e in vectors if not e.drawing.flags]
 
     @property
     def masked(self) -> list[Example]:

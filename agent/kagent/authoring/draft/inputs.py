@@ -13,6 +13,7 @@ import torch
 
 from kagent.authoring.draft.code import CodeWriter
 from kagent.authoring.draft.draft import (
+    ALONE,
     BLANK,
     COARSE,
     FAINT,
@@ -22,6 +23,7 @@ from kagent.authoring.draft.draft import (
     NORMAL,
     ROWS,
     THRESHOLDS,
+    WEIGHTS,
     TaskDraft,
 )
 from kagent.authoring.draft.pointers import (
@@ -62,6 +64,11 @@ def inputs_lines(draft: TaskDraft) -> list[str]:
                 f"if case.inputs == {quoted(MASKS)}:",
                 f"    {example.name} = draw_masks({example.name}, generator{empty})",
             ]
+        if example in draft.weights:
+            lines += [
+                f"if case.inputs == {quoted(WEIGHTS)}:",
+                f"    {example.name} = draw_weights({example.name}, generator)",
+            ]
         if example in draft.varied:
             varied.append(example.name)
             lines += _varied_call(draft, example.name)
@@ -88,6 +95,9 @@ def inputs_lines(draft: TaskDraft) -> list[str]:
         names = " and ".join(e.name for e in draft.masked)
         rows = "at random, all 1, and all 0" if draft.masks == "any" else "at random, and all 1"
         doc += _wrapped(f"In `{MASKS}` rows of {names} are drawn anew: {rows}.")
+    if draft.weights:
+        names = " and ".join(e.name for e in draft.weights)
+        doc += _wrapped(f"In `{WEIGHTS}` elements of {names} are times 1, 0.001 or 100.")
     if draft.blank:
         doc += _wrapped(f"`{BLANK}`: all floating-point numbers are 0, those of the module, too.")
     whole = " ".join(lines)
@@ -158,27 +168,23 @@ def _row_words(draft: TaskDraft) -> str:
         return ""
     each = "; ".join(f"`{r}` ({ROWS[r]})" for r in draft.rows)
     row = (
-        f"each {PART} elements are a row, which"
-        if _flat(draft)
-        else "each row of the last dimension"
+        f"each {PART} elements are a row, which" if draft.flat else "each row of the last dimension"
     )
-    text = f"Of these, {row} is {each}; `{MIXED}` has rows of all kinds."
+    but = "".join(f", but for `{r}`" for r in draft.rows if r in ALONE)
+    text = f"Of these, {row} is {each}; `{MIXED}` has rows of all kinds{but}."
     if draft.nonfinite:
-        faint = " and ".join(f"`{r}`" for r in draft.rows if r in FAINT)
+        faint = " and ".join(f"`{r}`" for r in draft.rows if r in (*FAINT, *ALONE))
         but = f" has all but {faint}, and" if faint else ""
         text += f" `{NONFINITE}`{but} has +inf, -inf or NaN in every third row, one at least."
     return text
-
-
-def _flat(draft: TaskDraft) -> bool:
-    """Whether no tensor has rows of its own: vectors are cut into some."""
-    return all(len(e.shape) == 1 for e in draft.varied)
 
 
 _BROKEN = (
     f"    if case.inputs == {quoted(NONFINITE)}:",
     "        broken = draw_rows(n, 3, generator, x.device) & one",
     "        other = draw_kinds(n, 3, generator, x.device)",
+    "        alone = torch.randint(4, (1,), generator=generator, device=x.device)",
+    "        other = torch.where(alone < 3, alone, other)  # one sum of all rows hides no infinity",
     "        for i, value in enumerate((torch.inf, -torch.inf, torch.nan)):",
     "            changed = given.masked_fill(broken, value)",
     "            rows = torch.where(broken.any(1, keepdim=True) & (other == i), changed, rows)",
@@ -198,12 +204,12 @@ _FAINT_ROWS = (
 
 
 def _varied(draft: TaskDraft) -> list[str]:
-    rows = ("given", *(r for r in draft.rows if r not in FAINT))
+    rows = ("given", *(r for r in draft.rows if r not in (*FAINT, *ALONE)))
     faint = [r for r in draft.rows if r in FAINT]
-    flat = _flat(draft)
+    flat = draft.flat
     whole = "torch.nn.functional.pad(x, (0, -len(x) % PART)).reshape(-1, PART)"
     kinds = [NORMAL] + [BLANK] * draft.blank + [COARSE] * draft.coarse
-    kinds += [MASKS] * bool(draft.masks)
+    kinds += [MASKS] * bool(draft.masks) + [WEIGHTS] * bool(draft.weights)
     among = ", ".join(map(quoted, kinds))
     unchanged = f"in ({among})" if len(kinds) > 1 else f"== {among}"
     if not flat and any(len(e.shape) == 1 for e in draft.varied):
@@ -252,6 +258,8 @@ def _varied(draft: TaskDraft) -> list[str]:
         '            changed = rows * {"tiny": 1e-3, "large": 8.0, "zeros": 0.0}[name]',
         '        elif name == "spiked":',
         "            changed = torch.where(one, rows * 100.0, rows)",
+        '        elif name == "shifted":',
+        "            changed = rows + 16.0 * case.scale",
         *(_FAINT_ROWS if faint else []),
         "        else:",
         "            continue",

@@ -152,7 +152,7 @@ def _helpers(draft: TaskDraft) -> list[str]:
     names = ["draw_masks"] * bool(draft.masks)
     if draft.varied:
         names += ["draw_around"] * bool(draft.thresholds) + ["draw_kinds", "draw_rows"]
-        names += ["round_coarsely"] * draft.coarse
+        names += ["round_coarsely"] * draft.coarse + ["draw_weights"] * bool(draft.weights)
     return [f"from kagent_sandbox.draws import {', '.join(sorted(names))}"] if names else []
 
 

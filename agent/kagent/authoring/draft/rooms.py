@@ -110,16 +110,18 @@ def _tied(operation: Operation, names: Mapping[Axis, str], lost: Iterable[str]) 
     text = "the operation takes no other sizes there, or ties it to another dimension"
     sizes = {operation.examples[i].shape[d]: n for (i, d), n in names.items() if n in lost}
     alike = [
-        (f"{e.name}:{d}", sizes[size])
+        (d, f"{e.name}:{d}", sizes[size])
         for i, e in enumerate(operation.examples)
         for d, size in enumerate(e.shape)
         if size in sizes and (i, d) not in names
     ]
     if not alike:
         return text
-    places = ", ".join(place for place, _ in alike)
-    way = "--vary " + "=".join(alike[0])
-    return f"{text}. Of the same size: {places}. Let those that go with it vary, too: {way}"
+    places = ", ".join(place for _, place, _ in alike)
+    wheres = {d for (_, d), name in names.items() if name in lost}
+    likely = [each for each in alike if each[0] in wheres] or alike[:1]
+    ways = " ".join(f"--vary {place}={name}" for _, place, name in likely)
+    return f"{text}. Of the same size: {places}. Let those that go with it vary, too: {ways}"
 
 
 def _takes_others(operation: Operation, axes: Iterable[Axis]) -> bool:

@@ -11,7 +11,6 @@ from handmade_candidates import REFERENCE, TASK, write_task
 from kagent.resources import resource
 from kagent.tasks import find_task, task_names
 from kagent_sandbox.data.task import load_task
-from kagent_sandbox.device.table import find_device
 from kagent_sandbox.errors import TaskError
 from kagent_sandbox.judge import task_check
 from kagent_sandbox.judge.check import shape_gaps
@@ -494,9 +493,8 @@ def test_a_wrong_declaration_of_no_effect_is_a_fault_also_where_all_else_is_know
 def test_a_check_on_a_gpu_takes_a_turn(tmp_path, own_cache, monkeypatch):
     """Another process of kagent may time kernels there."""
     monkeypatch.setenv("KAGENT_LOCKS", str(tmp_path / "locks"))
-    gpu = replace(find_device("gpu"), unit=lambda index: f"{index}")
     monkeypatch.setattr(task_check, "available", lambda kind: True)
-    monkeypatch.setattr(task_check, "find_device", lambda name: gpu)
+    monkeypatch.setattr(task_check, "own_unit", lambda kind: f"{kind}-0")
     seen = []
 
     def run(task, known, device, *, alone):
