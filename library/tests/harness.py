@@ -257,9 +257,10 @@ class Task:
         return torch.autograd.grad(out, leaves(own), weights.to(out))
 
     def empty(self, arguments: dict[str, object]) -> dict[str, object]:
-        """Nothing of the first tensor's first dimension."""
+        """Nothing of the first dimension that may have any size."""
         shapes = {a["name"]: a["shape"] for a in self.data["arguments"] if "shape" in a}
-        first = shapes[self.tensors[0]][0]
+        named = (s for n in self.tensors for s in shapes[n] if s in self.data["dims"])
+        first = next(named, None)
         found = dict(arguments)
         for name in self.tensors:
             for axis, size in enumerate(shapes[name]):
