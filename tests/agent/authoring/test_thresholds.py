@@ -3,7 +3,15 @@
 import pytest
 import torch
 from kagent.authoring.draft.cases import make_draft
-from kagent.authoring.draft.draft import COARSE, FAINT, NONFINITE, SHIFTED, THRESHOLDS, WEIGHTS
+from kagent.authoring.draft.draft import (
+    COARSE,
+    FAINT,
+    NONFINITE,
+    SHIFTED,
+    THRESHOLDS,
+    UNORDERED,
+    WEIGHTS,
+)
 from kagent.authoring.draft.reference import reference_py
 from kagent.authoring.draft.rooms import find_rooms
 from kagent.authoring.new_task import make_task
@@ -401,3 +409,23 @@ def test_infinities_are_also_alone():
     }
     alone = {(True, False, False), (False, True, False), (False, False, True)}
     assert seen >= {*alone, (True, True, True)}
+
+
+def rotated(x, table, positions):
+    return x * table[positions]
+
+
+def test_positions_are_also_in_any_order_where_they_only_point():
+    given = torch.randn(64, 96), torch.randn(200, 96), torch.arange(64)
+    draft = drafted(rotated, *given)
+    positions = drawn(draft, kind=UNORDERED)["positions"]
+    assert (positions.diff() < 0).any()
+    assert len(positions.unique()) == len(positions)
+    counted = drafted(lambda x, t, p: x * t[p] + p[:, None], *given)  # numbers that count, too
+    assert UNORDERED not in {c.inputs for c in counted.cpu.check}
+
+
+def test_sizes_are_the_second_least_too():
+    """Of a window of three, one of two is not full, and no single step either."""
+    draft = drafted(lambda x: x.cumsum(-1), torch.randn(64, 96))
+    assert {"M": 2, "N": 2} in [dict(c.sizes) for c in draft.cpu.check]

@@ -22,6 +22,7 @@ from kagent.authoring.draft.draft import (
     NONFINITE,
     NORMAL,
     ROWS,
+    UNORDERED,
     WEIGHTS,
     DraftCase,
     DraftGenerator,
@@ -31,7 +32,7 @@ from kagent.authoring.draft.draft import (
     plain,
 )
 from kagent.authoring.draft.inputs import PART, bounds_of_draws, constraints_of_draws
-from kagent.authoring.draft.pointers import has_computed_places, rounded_index
+from kagent.authoring.draft.pointers import has_computed_places, rounded_index, unordered
 from kagent.authoring.draft.rooms import CHECK_ELEMENTS, CHECK_WORK, LEAST_SIZE, bare, shrunk
 from kagent.authoring.draft.thresholds import find_thresholds
 from kagent.authoring.draft.trial import Trials, Tried, accepted, are_cases, written
@@ -99,6 +100,7 @@ def make_draft(room: Room) -> TaskDraft:
         trials = Trials(draft, folder)
         further_kinds = draft.kinds_around + [COARSE] * draft.coarse
         further_kinds += [MASKS] * bool(draft.masks) + [WEIGHTS] * bool(draft.weights)
+        further_kinds += [UNORDERED] * bool(unordered(draft))
         for kind in further_kinds:
             further = replace(check[0], inputs=kind, words=kind)
             pairs += accepted(trials, [further])
@@ -110,7 +112,7 @@ def make_draft(room: Room) -> TaskDraft:
         large = _large_plans(room, draft, dtype)
         gpu_check = _distinct([*gpu_check, *(c for c, _ in accepted(trials, large))])
     scales = sorted({c.scale for c in check})
-    hidden = {MIXED, NONFINITE, NORMAL, *KINDS_AROUND, COARSE, MASKS, WEIGHTS, *ALONE}
+    hidden = {MIXED, NONFINITE, NORMAL, *KINDS_AROUND, COARSE, MASKS, WEIGHTS, UNORDERED, *ALONE}
     kinds = sorted({c.inputs for c in check} & hidden)
     padded = sorted({c.noncontiguous for c in check})
     offsets = sorted({c.offset for c in check})
@@ -405,6 +407,9 @@ def _check_plans(room: Room, draft: TaskDraft, small: Sizes, dtype: str) -> Iter
         if one != small and room.trace.fits(one):
             yield DraftCase(one, dtype, words=f"least_{name}")
     yield DraftCase(dict(room.least), dtype, words="least")
+    second = {n: size + room.steps[n] for n, size in room.least.items()}
+    if room.trace.fits(second):  # where a window, or a step of several, is not full
+        yield DraftCase(second, dtype, words="second_least")
     if draft.rows:
         for scale in _SCALES:
             yield DraftCase(primes, dtype, scale=scale, words="large" if scale > 1 else "tiny")

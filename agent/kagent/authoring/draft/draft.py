@@ -24,7 +24,7 @@ HALVES = (torch.float16, torch.bfloat16)
 
 NORMAL, MIXED, NONFINITE, BLANK = "normal", "mixed", "nonfinite", "blank"
 THRESHOLDS, COARSE, MASKS = "thresholds", "coarse", "masks"
-WEIGHTS, SHIFTED = "weights", "shifted"
+WEIGHTS, SHIFTED, UNORDERED = "weights", "shifted", "unordered"
 """Names of distributions, as `inputs` of a reference.py has them."""
 KINDS_AROUND = (THRESHOLDS, "far_thresholds", "farthest_thresholds")
 """Names of distributions around thresholds, by magnitude. Numbers beside much larger ones would be

@@ -23,6 +23,7 @@ from kagent.authoring.draft.draft import (
     NORMAL,
     ROWS,
     THRESHOLDS,
+    UNORDERED,
     WEIGHTS,
     TaskDraft,
 )
@@ -33,6 +34,7 @@ from kagent.authoring.draft.pointers import (
     needed_places,
     needed_sizes,
     pointing_lines,
+    unordered,
 )
 from kagent.authoring.draft.source_lines import broken, escaped, quoted, tuple_text
 from kagent.authoring.tracing.drawing import Drawing
@@ -57,6 +59,13 @@ def inputs_lines(draft: TaskDraft) -> list[str]:
         drawing = example.drawing
         lines += _draw(draft, example, drawing, shape, trace.shapes[i])
         lines += moving_lines(draft, i)
+        if example in unordered(draft):
+            order = f"torch.randperm({example.name}.numel(), generator=generator, device=device)"
+            lines += [
+                f"if case.inputs == {quoted(UNORDERED)}:",
+                f"    _order = {order}",
+                f"    {example.name} = {example.name}.flatten()[_order].reshape({shape})",
+            ]
         words.append(f"{example.name} {drawing.words()}")
         if draft.masks and example in draft.masked:
             empty = "" if draft.masks == "any" else ", empty=False"
@@ -98,6 +107,9 @@ def inputs_lines(draft: TaskDraft) -> list[str]:
     if draft.weights:
         names = " and ".join(e.name for e in draft.weights)
         doc += _wrapped(f"In `{WEIGHTS}` elements of {names} are times 1, 0.001 or 100.")
+    if in_any_order := unordered(draft):
+        names = " and ".join(e.name for e in in_any_order)
+        doc += _wrapped(f"In `{UNORDERED}` the numbers of {names} are in any order.")
     if draft.blank:
         doc += _wrapped(f"`{BLANK}`: all floating-point numbers are 0, those of the module, too.")
     whole = " ".join(lines)
@@ -210,6 +222,7 @@ def _varied(draft: TaskDraft) -> list[str]:
     whole = "torch.nn.functional.pad(x, (0, -len(x) % PART)).reshape(-1, PART)"
     kinds = [NORMAL] + [BLANK] * draft.blank + [COARSE] * draft.coarse
     kinds += [MASKS] * bool(draft.masks) + [WEIGHTS] * bool(draft.weights)
+    kinds += [UNORDERED] * bool(unordered(draft))
     among = ", ".join(map(quoted, kinds))
     unchanged = f"in ({among})" if len(kinds) > 1 else f"== {among}"
     if not flat and any(len(e.shape) == 1 for e in draft.varied):

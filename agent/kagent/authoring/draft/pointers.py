@@ -305,6 +305,31 @@ def is_place(draft: TaskDraft, i: int) -> bool:
     return any(given in ancestors(each) for n in by_index for each in n.all_input_nodes[1:])
 
 
+def unordered(draft: TaskDraft) -> list[Example]:
+    """Tensors whose numbers follow each other and are nothing but places of other tensors: in any
+    order they are as good.
+    """
+    nodes = [n for n in draft.trace.graph.graph.nodes if n.op == "placeholder"]
+    return [
+        example
+        for i, example in enumerate(draft.trace.operation.examples)
+        if i in draft.trace.used
+        and isinstance(example.drawing, Counting)
+        and example.drawing.moved
+        and _only_points(nodes[i], nodes[i])
+    ]
+
+
+def _only_points(node: Node, place: Node) -> bool:
+    """Whether an argument's numbers are used as places alone."""
+    return all(
+        _only_points(user, place)
+        if getattr(user.target, "is_view", False) or operation_name(user) in _COPIES
+        else bool(_pointed_into(user, place))
+        for user in node.users
+    )
+
+
 def _pointed_into(node: Node, place: Node) -> list[tuple[Node, int]]:
     """Tensors that an operation reads or writes at an index of some numbers, and the dimension."""
     name, args = operation_name(node), node.args
