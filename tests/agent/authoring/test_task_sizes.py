@@ -414,7 +414,7 @@ def of_a_kind(x, table, kinds):
             ["torch.randint(0, M, (N,)", "torch.arange(K, device=device) * (N) // (K)"],
         ),
         (sums_of_segments, ragged, 2, ["torch.randperm(N - 1, ", "value=N)"]),
-        (sums_of_segments, ragged_with_empty_parts, 2, ["torch.randint(N + 1, ", "value=N)"]),
+        (sums_of_segments, ragged_with_empty_parts, 2, ["(_at * (N + 1)).long()", "value=N)"]),
         (
             sums_of_segments,
             lambda: (torch.randn(1280), torch.arange(0, 1281, 20)),
@@ -728,3 +728,21 @@ def test_what_fixes_a_size_is_said_with_its_line(name, rows, notes, tmp_path):
     found = traced(function, torch.randn(96, 512), torch.randn(96, 512))
     assert found.shapes[0][0] == rows
     assert ", ".join(found.notes) == notes
+
+
+def test_parts_are_also_of_very_different_lengths():
+    """As one long bag beside many that are empty."""
+    operation = make_operation(sums_of_segments, ragged_with_empty_parts)
+    _, draft = new_task._tried_rooms(find_rooms(operation, None), lambda _: None)
+    longest = []
+    for seed in range(20):
+        space = {}
+        exec(reference_py(draft), space)
+        (case,) = draft.cpu.check[:1]
+        given = Case(name="c", dtype="float32", **case.sizes)
+        drawn = space["inputs"](given, torch.Generator().manual_seed(seed), torch.device("cpu"))
+        places = drawn["offsets"]
+        assert (places[0], places[-1]) == (0, len(drawn["x"]))
+        longest.append(float(places.diff().amax() / places[-1]))
+    assert max(longest) > 0.5
+    assert min(longest) < 0.3

@@ -212,14 +212,20 @@ def pointing_lines(
         parts = f"max(1, {size} - 1)" if closed else f"({size})"
         places = f"torch.arange({size}, device=device)"
         return [f"{name} = ({places} * ({end}) // {parts}).to({dtype})"]
-    pad = "torch.nn.functional.pad"
+    pad, before = "torch.nn.functional.pad", []
     if drawing.order == "rising":
         inner = f"torch.randperm({end} - 1, {chance})[: {size} - 2].sort().values + 1"
     else:
-        inner = f"torch.randint({end} + 1, ({size} - 2,), {chance}).sort().values"
-    return [f"{name} = {inner}", f"{name} = {pad}({pad}({name}, (1, 0)), (0, 1), value={end})"] + (
-        [f"{name} = {name}.to({dtype})"] if dtype != "torch.int64" else []
-    )
+        before = [
+            f"_uneven = 1 + 7 * torch.randint(2, (1,), {chance})  # most is in one part, or not",
+            f"_at = torch.rand({size} - 2, dtype=torch.float64, {chance}) ** _uneven",
+        ]
+        inner = f"(_at * ({end} + 1)).long().sort().values"
+    return [
+        *before,
+        f"{name} = {inner}",
+        f"{name} = {pad}({pad}({name}, (1, 0)), (0, 1), value={end})",
+    ] + ([f"{name} = {name}.to({dtype})"] if dtype != "torch.int64" else [])
 
 
 def needed_sizes(draft: TaskDraft, example: Example, high: str, size: int | str) -> str | None:
