@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from kagent_sandbox.data.records import RecordError, from_json, to_json
+from kagent_sandbox.runtime.store import write
 
 T = TypeVar("T")
 
@@ -69,13 +70,4 @@ def save(name: str, record: object) -> None:
     path = cache_folder() / f"{name}.json"
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            "w", dir=path.parent, prefix=f".{name}.", suffix=".tmp", delete=False
-        ) as file:
-            try:
-                json.dump(to_json(record), file, allow_nan=False, indent=1)
-                file.flush()
-                os.replace(file.name, path)  # readers see the old or the new file, never a part
-            except OSError:
-                os.unlink(file.name)
-                raise
+    write(path, json.dumps(to_json(record), allow_nan=False, indent=1).encode())

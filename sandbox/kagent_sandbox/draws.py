@@ -2,7 +2,8 @@
 
     from kagent_sandbox.draws import draw_as_counted, draw_attention, draw_index, offsets, segments
     from kagent_sandbox.draws import break_rows, draw_around, draw_huge, draw_kinds, draw_masks
-    from kagent_sandbox.draws import draw_moments, draw_rows, draw_runs, plant, round_coarsely
+    from kagent_sandbox.draws import draw_moments, draw_rows, draw_runs, draw_weights, plant
+    from kagent_sandbox.draws import round_coarsely
 
 An exported library has these functions in its copy of reference.py.
 """

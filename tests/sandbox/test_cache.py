@@ -1,5 +1,7 @@
 """The folder of what is measured and compiled once."""
 
+import resource
+import signal
 import tempfile
 
 import pytest
@@ -38,3 +40,17 @@ def test_it_is_no_error_that_nothing_can_be_kept(unwritable, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(unwritable / "file"))
     cache.save("figure", 3)
     assert cache.load("figure", int) is None
+
+
+def test_a_full_disk_gets_no_fuller(tmp_path, monkeypatch):
+    """The limit on a file's size stands for it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+        cache.save("figure", 10**30)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert list((tmp_path / "kagent").iterdir()) == []

@@ -191,10 +191,10 @@ def _copy_files(news: _News, theirs: RunStore, ours: RunStore) -> None:
     for a kernel that is not what its name says, as a full disk leaves it.
     """
     proposed = [e.data for e in news.events if e.kind == "proposed"]
-    kernels = [theirs.kernel_path(p["kernel"]) for p in proposed]
+    kernels = {theirs.kernel_path(p["kernel"]) for p in proposed}
     tuned = [e.data.get("tuned") for e in news.events if e.kind == "recorded"]
-    kernels += [theirs.kernel_path(kernel) for kernel in tuned if kernel]
-    wanted = list(kernels)
+    kernels |= {theirs.kernel_path(kernel) for kernel in tuned if kernel}
+    wanted = [*kernels]
     answered = {p["ask"] for p in proposed if p.get("ask") is not None}
     for kind, asks in (("prompts", news.asks), ("replies", answered.union(news.asks))):
         folder = theirs.folder / kind

@@ -207,7 +207,8 @@ def exit_code(outcome: Outcome) -> int:
     final = outcome.history.race
     if outcome.stop is Stop.INTERRUPTED:
         return INTERRUPTED
-    if final.winner is None if final is not None else outcome.history.lineage.incumbent is None:
+    best = outcome.history.lineage.incumbent if final is None else final.winner
+    if best is None:
         return 1
     return NOT_FASTER if final is not None and final.verdict is not SpeedVerdict.FASTER else 0
 

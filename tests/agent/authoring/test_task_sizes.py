@@ -734,12 +734,10 @@ def test_parts_are_also_of_very_different_lengths():
     """As one long bag beside many that are empty."""
     operation = make_operation(sums_of_segments, ragged_with_empty_parts)
     _, draft = new_task._tried_rooms(find_rooms(operation, None), lambda _: None)
-    longest = []
+    space, longest = {}, []
+    exec(reference_py(draft), space)
+    given = Case(name="c", dtype="float32", **draft.cpu.check[0].sizes)
     for seed in range(20):
-        space = {}
-        exec(reference_py(draft), space)
-        (case,) = draft.cpu.check[:1]
-        given = Case(name="c", dtype="float32", **case.sizes)
         drawn = space["inputs"](given, torch.Generator().manual_seed(seed), torch.device("cpu"))
         places = drawn["offsets"]
         assert (places[0], places[-1]) == (0, len(drawn["x"]))

@@ -26,13 +26,13 @@ def drafted(function, *inputs):
     return make_draft(next(find_rooms(make_operation(function, inputs))))
 
 
-def drawn(draft, dtype="float32", kind=THRESHOLDS):
+def drawn(draft, dtype="float32", kind=THRESHOLDS, seed=3):
     """A draw of the first case of a kind: around thresholds, or another."""
     case = next(c for c in draft.cpu.check if c.inputs == kind)
     space = {}
     exec(reference_py(draft), space)
     given = Case(name="c", dtype=dtype, inputs=kind, **case.sizes)
-    return space["inputs"](given, torch.Generator().manual_seed(3), torch.device("cpu"))
+    return space["inputs"](given, torch.Generator().manual_seed(seed), torch.device("cpu"))
 
 
 def activations(x):
@@ -396,14 +396,7 @@ def test_vectors_have_elements_of_several_magnitudes_in_a_case_of_their_own():
 def test_infinities_are_also_alone():
     """NaN beside them would hide them in a sum of all."""
     draft = drafted(lambda x: x.exp().sum(), torch.randn(64, 96))
-    case = next(c for c in draft.cpu.check if c.inputs == NONFINITE)
-    space = {}
-    exec(reference_py(draft), space)
-    given = Case(name="c", dtype="float32", inputs=NONFINITE, **case.sizes)
-    found = [
-        space["inputs"](given, torch.Generator().manual_seed(seed), torch.device("cpu"))["x"]
-        for seed in range(40)
-    ]
+    found = [drawn(draft, kind=NONFINITE, seed=seed)["x"] for seed in range(40)]
     seen = {
         (bool(x.isposinf().any()), bool(x.isneginf().any()), bool(x.isnan().any())) for x in found
     }

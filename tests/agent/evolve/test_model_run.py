@@ -79,6 +79,16 @@ def made(script, store, *, spent=None, at_once=4, prices=PRICES, **caps):
     )
 
 
+def stop_at(count):
+    """What Ctrl-C does once candidate `count` has its verdict."""
+
+    def observe(event):
+        if isinstance(event, Recorded) and event.candidate.id == count:
+            raise KeyboardInterrupt
+
+    return observe
+
+
 def run(
     tmp_path, answer, name="runs", *, observe=None, limits=None, budget=12, in_flight=6, **more
 ):
@@ -178,13 +188,6 @@ def test_what_was_decided_is_decided_again(tmp_path):
 
 def test_a_run_that_was_killed_asks_again_what_was_not_answered(tmp_path):
     """Cancelled in the middle: open asks and proposals without a verdict are taken up."""
-
-    def stop_at(count):
-        def observe(event):
-            if isinstance(event, Recorded) and event.candidate.id == count:
-                raise KeyboardInterrupt
-
-        return observe
 
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, lambda n: (0.01, kernels(n)), observe=stop_at(5))
@@ -418,13 +421,6 @@ def test_each_attempt_at_an_ask_keeps_its_prompt_and_its_reply(tmp_path):
         if number % 3 == 1:
             return ModelError("refused", permanent=False)
         return kernels(0 if number % 3 == 0 else number)  # duplicates among them
-
-    def stop_at(count):
-        def observe(event):
-            if isinstance(event, Recorded) and event.candidate.id == count:
-                raise KeyboardInterrupt
-
-        return observe
 
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, lambda n: (0.02, answer(n)), observe=stop_at(6), at_once=2)

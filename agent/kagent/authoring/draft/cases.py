@@ -13,17 +13,13 @@ from kagent_sandbox.data.formula import evaluate
 
 from kagent.authoring.draft.draft import (
     ALONE,
-    COARSE,
     FAINT,
     HALVES,
-    KINDS_AROUND,
     MASKS,
     MIXED,
     NONFINITE,
     NORMAL,
     ROWS,
-    UNORDERED,
-    WEIGHTS,
     DraftCase,
     DraftGenerator,
     DraftKind,
@@ -31,8 +27,13 @@ from kagent.authoring.draft.draft import (
     case_dtype,
     plain,
 )
-from kagent.authoring.draft.inputs import PART, bounds_of_draws, constraints_of_draws
-from kagent.authoring.draft.pointers import has_computed_places, rounded_index, unordered
+from kagent.authoring.draft.inputs import (
+    PART,
+    bounds_of_draws,
+    constraints_of_draws,
+    kinds_without_rows,
+)
+from kagent.authoring.draft.pointers import has_computed_places, rounded_index
 from kagent.authoring.draft.rooms import CHECK_ELEMENTS, CHECK_WORK, LEAST_SIZE, bare, shrunk
 from kagent.authoring.draft.thresholds import find_thresholds
 from kagent.authoring.draft.trial import Trials, Tried, accepted, are_cases, written
@@ -98,9 +99,7 @@ def make_draft(room: Room) -> TaskDraft:
     draft = _with_masks(draft, check[0], {cpu_dtype, dtype})
     with written(draft) as folder:
         trials = Trials(draft, folder)
-        further_kinds = draft.kinds_around + [COARSE] * draft.coarse
-        further_kinds += [MASKS] * bool(draft.masks) + [WEIGHTS] * bool(draft.weights)
-        further_kinds += [UNORDERED] * bool(unordered(draft))
+        further_kinds = draft.kinds_around + kinds_without_rows(draft)
         for kind in further_kinds:
             further = replace(check[0], inputs=kind, words=kind)
             pairs += accepted(trials, [further])
@@ -112,7 +111,7 @@ def make_draft(room: Room) -> TaskDraft:
         large = _large_plans(room, draft, dtype)
         gpu_check = _distinct([*gpu_check, *(c for c, _ in accepted(trials, large))])
     scales = sorted({c.scale for c in check})
-    hidden = {MIXED, NONFINITE, NORMAL, *KINDS_AROUND, COARSE, MASKS, WEIGHTS, UNORDERED, *ALONE}
+    hidden = {MIXED, NONFINITE, NORMAL, *ALONE, *further_kinds}
     kinds = sorted({c.inputs for c in check} & hidden)
     padded = sorted({c.noncontiguous for c in check})
     offsets = sorted({c.offset for c in check})
@@ -329,7 +328,7 @@ def _row_kinds(draft: TaskDraft, trials: Trials, first: DraftCase) -> tuple[str,
     found = [r for r, c in cases.items() if not trials.case(c, f"rows_{r}").why]
     if not _is_large(draft.trace, first.sizes):
         usual = trials.floor_needed(first, f"few_{first.inputs}")
-        for kind in {"constant", "shifted"}.intersection(found):
+        for kind in {"constant", *ALONE}.intersection(found):
             if usual <= MOST_FLOOR < trials.floor_needed(cases[kind], f"few_{kind}"):
                 found.remove(kind)
     if trials.case(replace(first, inputs=MIXED), "rows_mixed").tied:  # beside rows of others

@@ -53,13 +53,14 @@ def inputs_lines(draft: TaskDraft) -> list[str]:
     """Lines of the function `inputs`, and of those that it calls."""
     trace = draft.trace
     lines, words, varied = [], [], []
+    in_any_order = unordered(draft)
     for i in trace.used:
         example = trace.operation.examples[i]
         shape = tuple_text(trace.shapes[i])
         drawing = example.drawing
         lines += _draw(draft, example, drawing, shape, trace.shapes[i])
         lines += moving_lines(draft, i)
-        if example in unordered(draft):
+        if example in in_any_order:
             order = f"torch.randperm({example.name}.numel(), generator=generator, device=device)"
             lines += [
                 f"if case.inputs == {quoted(UNORDERED)}:",
@@ -107,7 +108,7 @@ def inputs_lines(draft: TaskDraft) -> list[str]:
     if draft.weights:
         names = " and ".join(e.name for e in draft.weights)
         doc += _wrapped(f"In `{WEIGHTS}` elements of {names} are times 1, 0.001 or 100.")
-    if in_any_order := unordered(draft):
+    if in_any_order:
         names = " and ".join(e.name for e in in_any_order)
         doc += _wrapped(f"In `{UNORDERED}` the numbers of {names} are in any order.")
     if draft.blank:
@@ -128,6 +129,17 @@ def inputs_lines(draft: TaskDraft) -> list[str]:
     if varied:
         found += ["", "", *_varied(draft)]
     return found
+
+
+def kinds_without_rows(draft: TaskDraft) -> list[str]:
+    """Names of the distributions in which something else is changed than rows."""
+    known = {
+        COARSE: draft.coarse,
+        MASKS: draft.masks,
+        WEIGHTS: draft.weights,
+        UNORDERED: unordered(draft),
+    }
+    return [kind for kind, wanted in known.items() if wanted]
 
 
 def _varied_call(draft: TaskDraft, name: str) -> list[str]:
@@ -185,8 +197,8 @@ def _row_words(draft: TaskDraft) -> str:
     but = "".join(f", but for `{r}`" for r in draft.rows if r in ALONE)
     text = f"Of these, {row} is {each}; `{MIXED}` has rows of all kinds{but}."
     if draft.nonfinite:
-        faint = " and ".join(f"`{r}`" for r in draft.rows if r in (*FAINT, *ALONE))
-        but = f" has all but {faint}, and" if faint else ""
+        apart = " and ".join(f"`{r}`" for r in draft.rows if r in (*FAINT, *ALONE))
+        but = f" has all but {apart}, and" if apart else ""
         text += f" `{NONFINITE}`{but} has +inf, -inf or NaN in every third row, one at least."
     return text
 
@@ -220,9 +232,7 @@ def _varied(draft: TaskDraft) -> list[str]:
     faint = [r for r in draft.rows if r in FAINT]
     flat = draft.flat
     whole = "torch.nn.functional.pad(x, (0, -len(x) % PART)).reshape(-1, PART)"
-    kinds = [NORMAL] + [BLANK] * draft.blank + [COARSE] * draft.coarse
-    kinds += [MASKS] * bool(draft.masks) + [WEIGHTS] * bool(draft.weights)
-    kinds += [UNORDERED] * bool(unordered(draft))
+    kinds = [NORMAL] + [BLANK] * draft.blank + kinds_without_rows(draft)
     among = ", ".join(map(quoted, kinds))
     unchanged = f"in ({among})" if len(kinds) > 1 else f"== {among}"
     if not flat and any(len(e.shape) == 1 for e in draft.varied):
