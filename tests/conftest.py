@@ -170,6 +170,22 @@ def pytest_collection_modifyitems(config, items):
         torch.set_num_threads(1)
 
 
+def pytest_collectstart():
+    """Examples that a module draws are the same whatever other modules were collected."""
+    _seed_torch()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    """What a test draws is the same whatever its worker ran before."""
+    _seed_torch()
+
+
+def _seed_torch():
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
+
+
 def pytest_collection_finish():
     """Judges of this process empty no caches.
 

@@ -101,6 +101,7 @@ class Builder:
         self._slots = threading.BoundedSemaphore(jobs)
         self._active = 0  # builds that run
         self._generation = 0  # fork-servers that were replaced
+        self._closed = False
         self._lock = threading.Lock()
         confinement = confinement or builder_confinement()
         self._disk_bytes = confinement.disk_bytes
@@ -129,6 +130,8 @@ class Builder:
     ) -> None:
         if self._turns is not None:
             self._turns.close()
+        with self._lock:  # a server that takes another's place is closed, too
+            self._closed = True
         self._server.close()
 
     @property
@@ -156,7 +159,7 @@ class Builder:
         Raises:
             MachineError: This machine lacks a compiler or its headers, cannot confine, does not
                 build a known file, or has no room for temporary files.
-            ChildDied: The fork-server is gone, and so is its successor.
+            ChildDied: The fork-server is gone, and so is its successor; or the builder was closed.
             ValueError: Two cases of the request have one name.
         """
         if len({c.name for c in request.cases}) != len(request.cases):
@@ -198,12 +201,21 @@ class Builder:
             )
 
     def _restart(self, generation: int) -> None:
-        """A fork-server in the place of one that is gone, unless another thread was first."""
+        """A fork-server in the place of one that is gone, unless another thread was first.
+
+        Raises:
+            ChildDied: The builder was closed.
+        """
         with self._lock:
+            self._require_open()
             if self._generation == generation:
                 self._server.close()
                 self._server.start()
                 self._generation += 1
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ChildDied("the builder was closed before it was done")
 
     def _built(self, request: BuildRequest, tree: str) -> tuple[Built | Rejected, bool]:
         """Build once. Also returns whether the process was lost for no known reason."""
@@ -225,6 +237,8 @@ class Builder:
             finally:
                 with self._lock:
                     self._active -= 1
+        if isinstance(found, Rejected):  # at a close, because its process was ended
+            self._require_open()
         full = disk_was_full(found)
         if full:
             folder = self._server.folder.parent

@@ -212,7 +212,7 @@ class ForkServer:
         for child in list(self._children):
             with contextlib.suppress(ChildDied):  # the others and this process are ended anyway
                 child.close()
-        self._channel.close()
+        self._channel.hang_up()  # another thread may wait for the end of its imports
         try:
             self._process.wait(10.0)
         except subprocess.TimeoutExpired:

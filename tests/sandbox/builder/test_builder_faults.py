@@ -4,13 +4,14 @@ import dataclasses
 import os
 import signal
 import threading
+import time
 
 import pytest
 from kagent_sandbox.builder import health
 from kagent_sandbox.builder.client import Builder
 from kagent_sandbox.data.build import Built
 from kagent_sandbox.data.verdict import Rejected, Status
-from kagent_sandbox.errors import MachineError
+from kagent_sandbox.errors import ChildDied, MachineError
 from kagent_sandbox.process import process_tree
 
 REQUEST = health.known_request("cpu")
@@ -115,3 +116,27 @@ def test_a_disk_that_is_full_for_every_build_is_no_verdict(builder, monkeypatch)
     monkeypatch.setattr("kagent_sandbox.builder.client.known_request", lambda target: full)
     with pytest.raises(MachineError, match="see to memory and disk"):
         builder.build(full)
+
+
+def test_a_build_under_way_when_the_builder_is_closed_ends_and_starts_no_other_server():
+    found = []
+
+    def build():
+        try:
+            found.append(builder.build(with_first_line("while True: pass")))
+        except ChildDied as e:
+            found.append(e)
+
+    with Builder() as builder:
+        assert isinstance(builder.build(REQUEST), Built)
+        server = builder._server.pid
+        thread = threading.Thread(target=build)
+        thread.start()
+        while not any(map(process_tree.children, process_tree.children(server))):
+            assert thread.is_alive()
+            time.sleep(0.01)
+    thread.join()
+    assert isinstance(found[0], ChildDied), found
+    assert builder._server._process is None
+    with pytest.raises(ChildDied, match="closed"):
+        builder.build(REQUEST)

@@ -113,6 +113,32 @@ def test_a_server_of_many_children_puts_its_heap_into_huge_pages_once(tmp_path, 
     assert counts == [0] * (zygote.FEW_CHILDREN - 1) + [1] * (zygote.FEW_CHILDREN + 1)
 
 
+def test_a_server_that_is_closed_while_a_thread_waits_for_its_imports_ends_itself(
+    tmp_path, monkeypatch
+):
+    """It need not be killed, and the thread waits no longer."""
+    (tmp_path / "takes_long.py").write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    errors = []
+
+    def spawn():
+        try:
+            server.spawn(wall_limit_s=60.0)
+        except ChildDied as e:
+            errors.append(e)
+
+    thread = threading.Thread(target=spawn)
+    with ForkServer(HANDLER, preload=["takes_long"], confinement=builder_confinement()) as server:
+        process = server._process
+        thread.start()
+        while not server._lock.locked():
+            time.sleep(0.01)
+        time.sleep(0.1)  # it polls
+    thread.join()
+    assert process.returncode == 0
+    assert len(errors) == 1
+
+
 HEAP = """
 from kagent_sandbox.process.huge_pages import gather_pages
 kept = [bytes(1000) for _ in range(20_000)]
