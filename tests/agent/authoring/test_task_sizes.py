@@ -413,7 +413,7 @@ def of_a_kind(x, table, kinds):
             4,
             ["torch.randint(0, M, (N,)", "torch.arange(K, device=device) * (N) // (K)"],
         ),
-        (sums_of_segments, ragged, 2, ["torch.randperm(N - 1, ", "value=N)"]),
+        (sums_of_segments, ragged, 2, ["(_at * (N - (K) + 2)).long()", "value=N)"]),
         (sums_of_segments, ragged_with_empty_parts, 2, ["(_at * (N + 1)).long()", "value=N)"]),
         (
             sums_of_segments,
@@ -730,9 +730,10 @@ def test_what_fixes_a_size_is_said_with_its_line(name, rows, notes, tmp_path):
     assert ", ".join(found.notes) == notes
 
 
-def test_parts_are_also_of_very_different_lengths():
-    """As one long bag beside many that are empty."""
-    operation = make_operation(sums_of_segments, ragged_with_empty_parts)
+@pytest.mark.parametrize(("arguments", "least"), [(ragged, 1), (ragged_with_empty_parts, 0)])
+def test_parts_are_also_of_very_different_lengths(arguments, least):
+    """As one long bag beside many that are short, or empty."""
+    operation = make_operation(sums_of_segments, arguments)
     _, draft = new_task._tried_rooms(find_rooms(operation, None), lambda _: None)
     space, longest = {}, []
     exec(reference_py(draft), space)
@@ -741,6 +742,7 @@ def test_parts_are_also_of_very_different_lengths():
         drawn = space["inputs"](given, torch.Generator().manual_seed(seed), torch.device("cpu"))
         places = drawn["offsets"]
         assert (places[0], places[-1]) == (0, len(drawn["x"]))
+        assert places.diff().amin() >= least
         longest.append(float(places.diff().amax() / places[-1]))
     assert max(longest) > 0.5
     assert min(longest) < 0.3

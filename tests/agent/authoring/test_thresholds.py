@@ -63,6 +63,7 @@ def comparisons(x):
         (lambda x: x / x.abs().amax(-1, keepdim=True).clamp(min=1e-3), [-1e-3, 1e-3]),
     ],
 )
+@pytest.mark.sampled(one_in=2)
 def test_inputs_are_at_each_number_and_beside_it(function, numbers):
     draft = drafted(function, torch.randn(256, 96))
     assert sorted(draft.thresholds["x" if "x" in draft.thresholds else "input"]) == numbers
@@ -95,6 +96,7 @@ def test_what_rounding_decides_is_not_drawn():
 
 
 @pytest.mark.parametrize("most", [7, 15, 127, 255])
+@pytest.mark.sampled(one_in=2)
 def test_the_least_scale_of_codes_is_reached(most):
     """At half of it, a code of an odd number of steps would be a tie, which rounding decides."""
 
@@ -249,6 +251,7 @@ STEP = "y[i * N + j] = x[i * N + j] > 2.5f ? w[i * N + j] : x[i * N + j];"
         (lambda x, w: torch.where(x > w, w + 1, x), (96, 64), GREATER, GREATER.replace(">", ">=")),
     ],
 )
+@pytest.mark.sampled(one_in=3)
 def test_a_kernel_that_is_wrong_at_a_branch_is_refused(
     tmp_path, in_process, function, sizes, right, wrong
 ):
@@ -338,6 +341,7 @@ def signs(x):
     ],
     ids=["far", "many", "bucketize", "table", "tiny", "subnormal"],
 )  # fmt: skip
+@pytest.mark.sampled(one_in=3)
 def test_a_kernel_that_is_wrong_at_rare_inputs_is_refused(
     tmp_path, in_process, function, types, right, wrong
 ):

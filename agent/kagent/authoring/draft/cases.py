@@ -36,7 +36,7 @@ from kagent.authoring.draft.inputs import (
 from kagent.authoring.draft.pointers import has_computed_places, rounded_index
 from kagent.authoring.draft.rooms import CHECK_ELEMENTS, CHECK_WORK, LEAST_SIZE, bare, shrunk
 from kagent.authoring.draft.thresholds import find_thresholds
-from kagent.authoring.draft.trial import Trials, Tried, accepted, are_cases, written
+from kagent.authoring.draft.trial import TRIED_SEEDS, Trials, Tried, accepted, are_cases, written
 from kagent.authoring.errors import AuthoringError
 from kagent.authoring.tracing.sizes import Room, Sizes, above_power, below_power, prime, widest
 from kagent.authoring.tracing.trace import TracedOperation
@@ -344,7 +344,7 @@ def _without_faint(draft: TaskDraft, first: DraftCase, rows: Sequence[str]) -> t
     if _is_large(draft.trace, first.sizes):
         return plain
     cases = [replace(first, inputs=MIXED, scale=s) for s in (1.0, min(_SCALES))]
-    draws = [(c, seed) for c in cases for seed in (1, 2)]
+    draws = [(c, seed) for c in cases for seed in TRIED_SEEDS]
     with written(draft.with_(rows=plain)) as folder:
         trials = Trials(draft, folder)
         draws = [(c, seed) for c, seed in draws if not trials.case(c, "rows_plain", seed).why]

@@ -212,17 +212,14 @@ def pointing_lines(
         parts = f"max(1, {size} - 1)" if closed else f"({size})"
         places = f"torch.arange({size}, device=device)"
         return [f"{name} = ({places} * ({end}) // {parts}).to({dtype})"]
-    pad, before = "torch.nn.functional.pad", []
+    pad = "torch.nn.functional.pad"
+    inner = f"(_at * ({end} + 1)).long().sort().values"
     if drawing.order == "rising":
-        inner = f"torch.randperm({end} - 1, {chance})[: {size} - 2].sort().values + 1"
-    else:
-        before = [
-            f"_uneven = 1 + 7 * torch.randint(2, (1,), {chance})  # most is in one part, or not",
-            f"_at = torch.rand({size} - 2, dtype=torch.float64, {chance}) ** _uneven",
-        ]
-        inner = f"(_at * ({end} + 1)).long().sort().values"
+        inner = f"(_at * ({end} - ({size}) + 2)).long().sort().values"
+        inner += f" + torch.arange(1, {size} - 1, device=device)"
     return [
-        *before,
+        f"_uneven = 1 + ({size}) * torch.randint(2, (1,), {chance})  # most is in one part, or not",
+        f"_at = torch.rand({size} - 2, dtype=torch.float64, {chance}) ** _uneven",
         f"{name} = {inner}",
         f"{name} = {pad}({pad}({name}, (1, 0)), (0, 1), value={end})",
     ] + ([f"{name} = {name}.to({dtype})"] if dtype != "torch.int64" else [])

@@ -154,13 +154,15 @@ class _Watch(TorchDispatchMode):
 
     def _note_numbers(self, name: str, operand: torch.Tensor, numbers: Sequence[float]) -> None:
         """Note that all elements are compared with each of some numbers."""
-        elements = operand[operand.isfinite()].double()
-        ends = tuple(map(float, elements.aminmax())) if elements.numel() else ()
-        for number in filter(math.isfinite, numbers):
+        elements = operand[operand.isfinite()].double().sort().values
+        limits = torch.tensor([n for n in numbers if math.isfinite(n)], dtype=torch.float64)
+        room = _EQUAL * limits.abs()
+        ends = torch.searchsorted(elements, limits + room, right=True)
+        shares = (ends - torch.searchsorted(elements, limits - room)) / max(1, len(elements))
+        for number, share in zip(limits.tolist(), shares.tolist(), strict=True):
             key = self._key(name, number)
-            if ends:
-                equal = (elements - number).abs() <= _EQUAL * abs(number)
-                self.seen[key] = _Compared(ends[0], ends[1], float(equal.double().mean()))
+            if len(elements):
+                self.seen[key] = _Compared(float(elements[0]), float(elements[-1]), share)
 
     def _note_places(self, name: str, operand: torch.Tensor, table: torch.Tensor) -> None:
         """Note that each element is compared with that of a table at its place."""
