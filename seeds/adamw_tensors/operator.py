@@ -141,7 +141,7 @@ def adamw_tensors(
     )
     # fmt: on
     _refuse_gradients(tensors)
-    ours = plain(*tensors) and sum(t.numel() for t in tensors) >= _adamw_tensors.least
+    ours = plain(*tensors) and _adamw_tensors.is_large(*tensors)
     (_adamw_tensors if ours else _reference)(*tensors, beta1, beta2, eps, weight_decay)
 
 

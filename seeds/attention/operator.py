@@ -102,7 +102,8 @@ class Attention(nn.Module):
 def _sdpa(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool
 ) -> torch.Tensor:
-    grouped = query.dim() > 2 and key.dim() > 2 and query.shape[-3] != key.shape[-3]
+    dense = not (query.is_nested or key.is_nested)
+    grouped = dense and min(query.dim(), key.dim()) > 2 and query.shape[-3] != key.shape[-3]
     return F.scaled_dot_product_attention(
         query, key, value, is_causal=is_causal, enable_gqa=grouped
     )

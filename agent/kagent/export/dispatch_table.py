@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import tomllib
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -24,6 +25,12 @@ from kagent.export.record import (
     RegionRecord,
     Timing,
 )
+
+_UNORDERED = re.compile(
+    r"atomic|\batom\.|\bred\.|\bcp\.reduce\b|\bmultimem\b|reduce_add|\breduction\s*\(",
+    re.IGNORECASE,
+)
+"""Atomic operations of Triton, Gluon, CUDA, PTX, CuTe and C++, and reductions of OpenMP."""
 
 
 def portfolio_json(operator: OperatorRecord) -> str:
@@ -64,9 +71,19 @@ def _kernel(kernel: KernelRecord, operator: OperatorRecord) -> dict[str, object]
         "language": kernel.language,
         "capabilities": sorted({d.capability for d in used}),
         "pitched": kernel.pitched,
+        "repeats": repeats(kernel),
         "configs": [dict(c) for c in kernel.configs],
         "regions": [_region(r) for r in kernel.regions],
     }
+
+
+def repeats(kernel: KernelRecord) -> bool:
+    """Whether equal calls have equal bits: nothing in its text may be in another order each time.
+
+    Atomic operations may, also those that only hand out work.
+    """
+    texts = [kernel.source, *(c.text for c in kernel.compiled)]
+    return not any(_UNORDERED.search(text) for text in texts)
 
 
 def _region(region: RegionRecord) -> dict[str, object]:

@@ -18,6 +18,7 @@ from kagent_sandbox.errors import UserError
 from kagent_sandbox.runtime.errors import TOOLKIT
 from kagent_sandbox.syntax import parse
 
+from kagent.export.dispatch_table import repeats
 from kagent.export.generic import needs_reference
 from kagent.export.reading import PACKAGES
 from kagent.export.record import LibraryRecord, OperatorRecord
@@ -25,7 +26,6 @@ from kagent.export.runtime_files import needs_runtime
 from kagent.export.templating import digest, listed, render
 
 _TORCH = "torch>=2.11"
-_NO_GRADIENT = "No gradient: "  # in the docstring of a function that has none
 _BACKENDS = {"cpu": "cpu", "gpu": "cuda"}  # kinds of devices, as Hugging Face calls them
 _CUDA = tuple(f"{package}>=13" for package in TOOLKIT)
 
@@ -55,7 +55,7 @@ def packaging_files(library: LibraryRecord) -> dict[str, str]:
     exported = sorted([*(name for n in offered for name in n.public), "__version__", "layers"])
     kinds = {each.kind for each in library.languages}
     backends = [name for kind, name in _BACKENDS.items() if kind in kinds]
-    needed = [package for each in library.languages for package in each.requires]
+    needed = dict.fromkeys(p for each in library.languages for p in each.requires)
     return {
         "pyproject.toml": render(
             "pyproject.toml.j2",
@@ -67,6 +67,7 @@ def packaging_files(library: LibraryRecord) -> dict[str, str]:
             packages=PACKAGES,
         ),
         "setup.py": render("setup.py.j2", name=library.name, packages=PACKAGES),
+        "MANIFEST.in": render("manifest.in.j2", packages=PACKAGES),
         ".gitignore": f"__pycache__/\n*.egg-info/\ndist/\n/{PACKAGES}/*/binaries/\n",
         "LICENSE": resources.files("kagent.export").joinpath("templates/LICENSE").read_text(),
         "README.md": render(
@@ -74,6 +75,7 @@ def packaging_files(library: LibraryRecord) -> dict[str, str]:
             library=library,
             offered=offered,
             cuda=CUDA in library.languages,
+            unordered=[o.task for o in library.operators if not all(map(repeats, o.kernels))],
         ),
         "CHANGELOG.md": render("changelog.md.j2", history=library.history),
         f"{package}/_about.py": render(
@@ -148,15 +150,14 @@ def names_of(operator: OperatorRecord) -> Names:
         _signature(operator.operator_py, functions[0]),
         tuple(sorted(public)),
         tuple(str(n) for n in named),
-        _NO_GRADIENT not in _docstring(operator.operator_py, functions[0]),
+        _has_gradient(operator.operator_py),
     )
 
 
-def _docstring(text: str, function: str) -> str:
-    for node in parse(text).body:
-        if isinstance(node, ast.FunctionDef) and node.name == function:
-            return ast.get_docstring(node) or ""
-    return ""
+def _has_gradient(text: str) -> bool:
+    """Whether a module gives an operator its backward pass."""
+    calls = (n for n in ast.walk(parse(text)) if isinstance(n, ast.Call))
+    return any(k.arg == "backward" for call in calls for k in call.keywords)
 
 
 def _signature(text: str, function: str) -> str:

@@ -105,3 +105,31 @@ def test_lists_of_different_lengths_and_gradients_are_refused(library):
             fused(wanted, *rest, **scalars(1))
         with torch.no_grad():
             fused(wanted, *rest, **scalars(1))
+
+
+WRITES_MEMORY = """
+CALLS = []
+def adamw_tensors(*args):
+    CALLS.append(tuple(args[0].shape))
+    for tensor in args[:16]:
+        tensor.numpy()[...] += 1.0
+"""
+
+
+def test_a_graph_that_has_saved_what_a_kernel_writes_over_is_refused(tmp_path):
+    """Torch cannot see what a kernel writes: the first call is on copies, the next is not."""
+    package = assemble(tmp_path / "lib", "adamw_raw", ("adamw_tensors",))
+    package.add_kernel("adamw_tensors", WRITES_MEMORY)
+    library = package.imported("adamw_raw_library")
+    params, *rest = drawn()
+    weight = params[0].requires_grad_()
+    for _ in range(3):
+        loss = (weight * weight).sum()
+        with torch.no_grad():
+            library.adamw_tensors.fused_adamw(params, *rest, **scalars(1))
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+    with torch.inference_mode():  # tensors of it have no versions
+        tensors = drawn()
+        library.adamw_tensors.fused_adamw(*tensors, **scalars(1))
+    assert len(calls(library, "adamw_tensors")) == 8

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from kagent.export.card import card
-from kagent.export.dispatch_table import least
+from kagent.export.dispatch_table import least, portfolio_json, repeats
 from kagent.export.generic import operator_source
 from kagent.export.packaging import names_of, packaging_files
 from kagent.export.reading import read_library
@@ -82,6 +82,34 @@ def test_kagents_own_operators_say_whether_they_have_a_gradient(name):
     text = own.read_text() if own.exists() else operator_source(task)
     record = replace(cpu_library().operators[0], task=name, operator_py=text)
     assert names_of(record).gradient == (own.exists() and name != "adamw_tensors")
+
+
+@pytest.mark.parametrize(
+    ("text", "repeated"),
+    [
+        ("tl.store(y, x)", True),
+        ("# in the order of rows", True),
+        ("tl.atomic_add(y, x)", False),
+        ("atomicAdd(y, x);", False),
+        ('asm volatile("red.global.add.f32 [%0], %1;");', False),
+        ('asm("atom.global.inc.u32 %0, [%1], %2;");', False),
+        ("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32", False),
+        ("#pragma omp parallel for reduction(+ : sum)", False),
+        ("cute::SM90_TMA_REDUCE_ADD", False),
+        ("std::atomic<float> sum;", False),
+    ],
+)
+def test_what_has_atomic_operations_is_said_not_to_repeat(library, text, repeated):
+    first, *others = library.operators
+    kernel = replace(first.kernels[0], source=text, compiled=())
+    made = replace(first, kernels=(kernel,))
+    assert repeats(kernel) is repeated
+    table = json.loads(portfolio_json(made))
+    assert table["kernels"][kernel.id]["repeats"] is repeated
+    readme = packaging_files(replace(library, operators=(made, *others)))["README.md"]
+    assert (f"`torch.use_deterministic_algorithms(True)`: `{first.task}`" in readme) is not repeated
+    compiled = [replace(c, text=text) for c in first.kernels[0].compiled]
+    assert repeats(replace(kernel, source="", compiled=tuple(compiled))) is repeated
 
 
 def test_the_card_has_the_least_size_below_which_torch_is_used(library):

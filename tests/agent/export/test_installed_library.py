@@ -4,8 +4,10 @@ imported, tested by its own tests, timed by its own benchmark, loaded by Hugging
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -108,6 +110,18 @@ print(library.__version__)
         PATH="/nonexistent",  # and so nothing can be compiled now
     )
     assert out.split() == ["2", "0.1.0"]
+
+
+def test_a_source_distribution_has_all_that_the_folder_has(library, tmp_path):
+    """Its own tests and benchmark among them."""
+    folder = shutil.copytree(library, tmp_path / NAME)
+    code = "import setuptools.build_meta as b, sys; b.build_sdist(sys.argv[1])"
+    run(sys.executable, "-c", code, tmp_path, cwd=folder)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as found:
+        names = {n.partition("/")[2] for n in found.getnames()}
+    kept = {n for n in listed(library) if n.endswith((".py", ".md", ".json", ".toml", ".typed"))}
+    assert {"tests/harness.py", "CARD.md", "benchmarks/bench.py"} <= kept <= names
 
 
 @pytest.mark.nightly

@@ -2,6 +2,7 @@
 
 import re
 import threading
+import warnings
 
 import pytest
 import torch
@@ -152,6 +153,19 @@ def test_transforms_see_it(gelu):
         torch.func.grad(lambda a: operator(a).sum())(x)
 
 
+@pytest.mark.parametrize("task", ["gelu", "softmax", "attention"])
+def test_gradients_of_torch_func_are_torchs(library, task):
+    function, args = _functions(library)[task]
+    function(*args)
+    found = torch.func.grad(lambda a: function(a, *args[1:]).square().sum())(args[0])
+    leaf = args[0].clone().requires_grad_()
+    function(leaf, *args[1:]).square().sum().backward()
+    torch.testing.assert_close(found, leaf.grad)
+    if task != "attention":  # torch's own has no second derivative on a CPU
+        hessian = torch.func.hessian(lambda a: function(a).square().sum())(args[0])
+        assert hessian.shape == args[0].shape * 2
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_derivatives_in_forward_mode_are_torchs(library, task):
     """An operator has none, and would drop the tangents without a word."""
@@ -214,6 +228,18 @@ def test_negated_views_and_sparse_tensors_go_the_long_way(library, gelu):
     assert operator.at_once(negated) is None
     torch.testing.assert_close(library.gelu.gelu(negated), F.gelu(-x, approximate="tanh"))
     assert operator.at_once(x.to_sparse()) is None
+
+
+def test_nested_tensors_go_to_torch(library):
+    parts = [torch.randn(2, n, 16) for n in (5, 3)]
+    nested = torch.nested.nested_tensor(parts, layout=torch.strided)
+    found = library.attention.attention(nested, nested, nested)
+    theirs = F.scaled_dot_product_attention(nested, nested, nested)
+    torch.testing.assert_close(found.unbind(), theirs.unbind())
+    for x in (nested, torch.nested.nested_tensor([p[0] for p in parts], layout=torch.jagged)):
+        assert library.gelu._gelu.at_once(x) is None
+        found = library.gelu.gelu(x)
+        torch.testing.assert_close(found.unbind(), F.gelu(x, approximate="tanh").unbind())
 
 
 def test_subclasses_go_the_long_way(library, gelu):
@@ -296,6 +322,29 @@ def test_a_target_out_of_range_is_refused_each_time(library):
     target[3] = 24
     with pytest.raises(IndexError, match="target 24 is out of range: there are 24 classes"):
         library.cross_entropy.cross_entropy(x, target)
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_what_atomics_put_in_order_is_torchs_in_deterministic_mode(tmp_path, repeats):
+    package = assemble(tmp_path / "lib", f"short_repeats_{repeats}", ("gelu",))
+    package.add_kernel("gelu", KERNELS["gelu"], repeats=repeats)
+    library = package.imported(f"short_repeats_{repeats}_library")
+    x = torch.randn(4, 8)
+    library.gelu.gelu(x)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                found = library.gelu.gelu(x)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    torch.testing.assert_close(found, F.gelu(x, approximate="tanh"))
+    assert len(calls(library, "gelu")) == (3 if repeats else 1)
+    assert len(told) == (0 if repeats else 1)
+    assert repeats or "order of the atomic operations" in str(told[0].message)
+    library.gelu.gelu(x)
+    assert len(calls(library, "gelu")) == (4 if repeats else 2)
 
 
 def test_a_kernel_that_begins_to_fail_is_left(tmp_path):

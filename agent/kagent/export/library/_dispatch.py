@@ -44,6 +44,7 @@ class Call:
     function: Repeated
     kernel: str
     pitched: bool
+    repeats: bool  # whether equal calls have equal bits
     guard: torch.device | None  # to be made the current one
 
 
@@ -143,7 +144,7 @@ class Dispatch:
                 return None
             self.loaded[kernel.id, config] = function
         guard = device if device.type == "cuda" and torch.cuda.device_count() > 1 else None
-        return Call(Repeated(function), kernel.id, kernel.pitched, guard)
+        return Call(Repeated(function), kernel.id, kernel.pitched, kernel.repeats, guard)
 
     def warn(self, about: str, reason: str) -> None:
         """Give a warning that torch is used, once for each thing that it is about."""

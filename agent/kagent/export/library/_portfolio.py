@@ -47,12 +47,15 @@ class CheckedRegion:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One kernel of a table."""
+    """One kernel of a table. `repeats`: whether equal calls have equal bits; tables of before
+    2026-11-30 do not say so.
+    """
 
     id: str
     language: str
     capabilities: tuple[str, ...]
     pitched: bool
+    repeats: bool
     configs: tuple[Mapping[str, object], ...]
     regions: tuple[CheckedRegion, ...]
 
@@ -185,6 +188,7 @@ def read_portfolio(path: Path) -> Portfolio:
             language=k["language"],
             capabilities=tuple(k["capabilities"]),
             pitched=k["pitched"],
+            repeats=k.get("repeats", False),
             configs=tuple(k["configs"]) or ({},),
             regions=tuple(map(_region, k["regions"])),
         )
