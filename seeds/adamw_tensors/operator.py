@@ -178,14 +178,17 @@ def _step(
     eps: float,
     weight_decay: float,
 ) -> None:
-    """Step one tensor in float32, with torch; the step's own numbers are of float64."""
+    """Step one tensor in float32, or its wider dtype, with torch; the step's own numbers are of
+    float64.
+    """
+    wide = torch.promote_types(param.dtype, torch.float32)
     first, second = 1 - beta1 ** step.double(), 1 - beta2 ** step.double()
-    g = grad.float()
-    m = beta1 * exp_avg.float() + (1 - beta1) * g
-    v = beta2 * exp_avg_sq.float() + (1 - beta2) * g * g
-    root = v.sqrt() * second.rsqrt().to(v.dtype) + eps
-    kept = (1 - lr.double() * weight_decay).to(v.dtype)
-    param.copy_(param.float() * kept - (lr.double() / first).to(v.dtype) * (m / root))
+    g = grad.to(wide)
+    m = beta1 * exp_avg.to(wide) + (1 - beta1) * g
+    v = beta2 * exp_avg_sq.to(wide) + (1 - beta2) * g * g
+    root = v.sqrt() * second.rsqrt().to(wide) + eps
+    kept = (1 - lr.double() * weight_decay).to(wide)
+    param.copy_(param.to(wide) * kept - (lr.double() / first).to(wide) * (m / root))
     exp_avg.copy_(m)
     exp_avg_sq.copy_(v)
 

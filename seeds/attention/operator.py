@@ -57,6 +57,9 @@ def attention(
         [..., H, S, D].
     """
     trains = wants_gradient(query, key, value)
+    whole = query.is_contiguous() and key.is_contiguous() and value.is_contiguous()
+    if not whole:  # to copy three tensors takes longer than any kernel here gains
+        return _sdpa(query, key, value, is_causal)
     if not trains:
         o = _attention.at_once(query, key, value, is_causal)
         if o is not None:

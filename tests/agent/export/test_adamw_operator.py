@@ -72,6 +72,22 @@ def test_numbers_that_kernels_do_not_know_go_to_torch(library, dtype):
         torch.testing.assert_close(ours, torchs)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch's own implementation is used.*")
+def test_parameters_of_float64_are_stepped_in_float64(library):
+    params, grads, *moments = drawn(torch.float64)
+    theirs = [torch.nn.Parameter(p.clone()) for p in params]
+    decays = [p for p in theirs if p.dim() > 1]
+    others = [p for p in theirs if p.dim() < 2]
+    groups = [{"params": decays, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    optimiser = torch.optim.AdamW(groups, lr=float(torch.tensor(0.01)))
+    moments = [[m.double() for m in each] for each in moments]
+    for p, g in zip(theirs, grads, strict=True):
+        p.grad = g
+    optimiser.step()
+    library.adamw_tensors.fused_adamw(params, grads, *moments, **scalars(1))
+    torch.testing.assert_close(params, [p.detach() for p in theirs], rtol=1e-12, atol=1e-12)
+
+
 def names_of(task):
     return [a.name for a in task.arguments]
 

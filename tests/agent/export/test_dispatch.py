@@ -35,7 +35,9 @@ OLDER = DeviceEntry("an old CPU", "cpu", "x86_64-v3", ())
 
 
 def kernel(name, *regions, capabilities=("x86_64-v4",)):
-    return Kernel(name, "cpp", capabilities, pitched=False, configs=({},), regions=regions)
+    return Kernel(
+        name, "cpp", capabilities, pitched=False, repeats=True, configs=({},), regions=regions
+    )
 
 
 def region(dtype="float32", low=1, high=1 << 20, volume=math.inf, **values):

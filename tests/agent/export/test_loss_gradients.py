@@ -239,6 +239,28 @@ def test_evaluation_takes_one_product_and_no_kernel(library):
     assert len(calls(library, "linear_cross_entropy")) == before
 
 
+@pytest.mark.parametrize("some_count", [True, False])
+@pytest.mark.filterwarnings("ignore:.*torch's own implementation is used.*")
+def test_what_no_kernel_was_checked_for_is_computed_in_parts(library, monkeypatch, some_count):
+    module = library.linear_cross_entropy
+    monkeypatch.setattr(module, "_LOGITS_LEARNED", 3 * N)
+    x, weight = torch.randn(50, 4).double(), torch.randn(N, 4).double()
+    target = torch.randint(N, (50,)) if some_count else torch.full((50,), 5)
+    target[::3] = 5
+    results, kept = [], []
+    for function in (
+        lambda *a: module.linear_cross_entropy(*a, target, ignore_index=5),
+        lambda x, w: F.cross_entropy(x @ w.T, target, ignore_index=5),
+    ):
+        leaves = [t.clone().requires_grad_() for t in (x, weight)]
+        pack, unpack = lambda t: kept.append(t.shape) or t, lambda t: t
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            loss = function(*leaves)
+        results.append([loss, *torch.autograd.grad(loss, leaves)])
+    torch.testing.assert_close(*results, equal_nan=True)
+    assert kept[:2] == [x.shape, weight.shape]  # no logits
+
+
 @pytest.mark.parametrize("ignored", [0, 3, -1, 1000])
 def test_any_ignore_index_reaches_the_kernel_as_its_own(library, ignored):
     x = torch.randn(5, N, requires_grad=True)

@@ -436,6 +436,65 @@ def test_inductor_compiles_a_model_of_all(trained):
     )
 
 
+def compiled_targets(function, args):
+    """What a compiled function calls in its forward pass, and the function."""
+    called = []
+
+    def note(graph, _):
+        called.extend(str(n.target) for n in graph.graph.nodes if n.op == "call_function")
+        return graph.forward
+
+    torch.compiler.reset()
+    compiled = torch.compile(function, fullgraph=True, backend=note)
+    return compiled(*args), called
+
+
+@pytest.mark.parametrize("task", ["attention", "cross_entropy", "linear_cross_entropy"])
+@pytest.mark.parametrize("known", [True, False])
+def test_what_no_kernel_is_for_is_compiled_as_torchs(tmp_path, task, known):
+    """And an exported program keeps the operator: it may run elsewhere."""
+    name = f"compiled_{task}_{known}"
+    package = assemble(tmp_path / "lib", name, (task,))
+    changes = {} if known else {"capabilities": ["x86_64-v9"]}
+    package.add_kernel(task, KERNELS[task], **changes)
+    if task == "attention":
+        for each in ("attention_train", "attention_backward"):
+            package.add_kernel(each, BACKWARD[each], **changes)
+    library = package.imported(f"{name}_library")
+    tensors = {
+        "attention": torch.randn(3, 1, 2, 5, 16).unbind(),
+        "cross_entropy": (torch.randn(8, 24),),
+        "linear_cross_entropy": (torch.randn(8, 16), torch.randn(24, 16)),
+    }[task]
+    target = () if task == "attention" else (torch.randint(24, (8,)),)
+    function = getattr(getattr(library, task), task)
+    learning = leaves(tensors)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.filterwarnings("always", message=".*torch's own implementation is used.*")
+        found, called = compiled_targets(lambda *a: function(*a, *target), learning)
+    assert any(name in c for c in called) == known
+    assert known or "nothing was measured on" in str(told[0].message)
+    torch.testing.assert_close(found, function(*learning, *target))
+
+    class Model(nn.Module):
+        def forward(self, *args):
+            return function(*args, *target)
+
+    with warnings.catch_warnings(record=True):
+        exported = torch.export.export(Model(), learning)
+    assert name in exported.graph_module.code
+
+
+def test_attention_of_tensors_that_would_be_copied_is_torchs(trained):
+    q = torch.randn(1, 5, 2, 16).transpose(1, 2)
+    whole = q.contiguous()
+    for learns in (False, True):
+        before = [len(run(trained, t)) for t in ("attention", "attention_train")]
+        found = trained.attention.attention(q.requires_grad_(learns), whole, whole)
+        assert found.stride() == F.scaled_dot_product_attention(q, whole, whole).stride()
+        assert [len(run(trained, t)) for t in ("attention", "attention_train")] == before
+
+
 @pytest.mark.parametrize("strict", [False, True])
 def test_torch_export_keeps_the_operators(library, monkeypatch, strict):
     class Model(nn.Module):

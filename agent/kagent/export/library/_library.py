@@ -26,7 +26,7 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 from . import _kernels
-from ._dispatch import Call, Dispatch, FallbackWarning
+from ._dispatch import Call, Dispatch, FallbackWarning, has_kernels
 from ._gradients import scaled
 from ._helpers import (
     PLAIN,
@@ -175,12 +175,19 @@ class LibraryOperator:
         return elements >= self.least
 
     def is_torchs(self, *args: Any) -> bool:
-        """Whether a call would be the reference's; never while the call is being traced.
+        """Whether a call would be the reference's. While it is being traced, only where no kernel
+        is for its device and dtypes; never in an exported program, which may run elsewhere.
 
         A function that then calls torch itself has all that torch has: its autograd, which keeps
-        what it needs and no more, and the memory layout of its results.
+        what it needs and no more, the memory layout of its results, and the compiler's fusions.
         """
-        if torch.compiler.is_compiling() or type(args[self._tensors[0]]) is not torch.Tensor:
+        if torch.compiler.is_exporting():
+            return False
+        if torch.compiler.is_compiling():
+            device = args[self._tensors[0]].device
+            dtypes = tuple([str(a.dtype) if hasattr(a, "dtype") else "" for a in args])
+            return not has_kernels(self._dispatch.number, device.type, device.index, dtypes)
+        if type(args[self._tensors[0]]) is not torch.Tensor:
             return False
         return not self.is_large(*self._tensors_of(args)) or self._chosen(args) is None
 
