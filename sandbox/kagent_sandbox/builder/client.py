@@ -312,7 +312,11 @@ class _Answers:
             # A child that a stopped fork-server never forked has not taken that time.
             return self._ended(exit_) if exit_.reason in LOSSES else self._timeout(exit_)
         except ChannelClosed:
-            return self._ended(self._child.wait(10.0) or self._child.kill())
+            ended = self._child.wait(10.0)
+            found = self._ended(ended or self._child.kill())
+            if ended is not None and ended.reason == "killed":  # not from here: with its server
+                self.lost = True
+            return found
         except (ChannelError, Forged, records.RecordError) as e:
             self._child.kill()
             why = printable(str(e))[:_MAX_TEXT]

@@ -14,6 +14,8 @@ from __future__ import annotations
 import contextlib
 import math
 import select
+import signal
+import threading
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -32,12 +34,14 @@ from kagent_sandbox.data.verdict import CaseError, Rejected, Stage, Status
 from kagent_sandbox.device.cpu.backend import CpuBackend
 from kagent_sandbox.device.cpu.traits import TRAITS
 from kagent_sandbox.device.plan_ops import dtype_of
+from kagent_sandbox.errors import ChildDied, MachineError
 from kagent_sandbox.judge.arena.layout import pitch_of
 from kagent_sandbox.judge.arena.session import CandidateRejected, LauncherSession
 from kagent_sandbox.judge.check.cases import check_cases
 from kagent_sandbox.judge.check.checker import Checker
 from kagent_sandbox.judge.check.inputs import InputSampler
 from kagent_sandbox.process.channel import ChannelError, ChannelTimeout
+from kagent_sandbox.process.child_handle import LOSSES
 from kagent_sandbox.process.forkserver import ForkServer
 from kagent_sandbox.runtime.text import printable
 from kagent_sandbox.syntax import refuse_unseen
@@ -83,6 +87,14 @@ class Interpreted:
     not_simulated: str = ""  # what a kernel uses that the simulation lacks: then all are `skipped`
 
 
+class _Lost(Exception):  # noqa: N818
+    """A process was ended from outside, perhaps: `verdict`, if it was the candidate's doing."""
+
+    def __init__(self, why: str, verdict: Rejected | None = None) -> None:
+        super().__init__(why)
+        self.verdict = verdict
+
+
 class _NotSimulated(Exception):  # noqa: N818
     """A kernel uses what the simulation of Gluon does not know."""
 
@@ -110,6 +122,8 @@ class Interpreter:
             confinement=interpreter_confinement(tier=tier),
             env={"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         )
+        self._closed = False
+        self._lock = threading.Lock()
         self._server.start()
 
     def __enter__(self) -> Self:
@@ -120,6 +134,8 @@ class Interpreter:
 
     def close(self) -> None:
         """End all processes."""
+        with self._lock:  # a server that takes another's place is closed, too
+            self._closed = True
         self._server.close()
         if self._cpu is not None:
             self._cpu.close()
@@ -175,6 +191,8 @@ class Interpreter:
         Raises:
             TaskError: The task's reference.py fails.
             ConfinementError: This host cannot confine the process.
+            MachineError: Something else ended the process, and once more.
+            ChildDied: This was closed meanwhile.
         """
         try:
             refuse_unseen(source)
@@ -188,8 +206,43 @@ class Interpreter:
             for c in cases
             if self._elements(c) <= most and launched.get(c.name, 0) <= MOST_PROGRAMS
         ]
-        skipped = [c.name for c in cases if c not in small]
         small.sort(key=self._elements)
+        try:
+            return self._interpreted(source, cases, small, every=every)
+        except _Lost:  # which says nothing of the candidate
+            self._restart()
+        try:
+            return self._interpreted(source, cases, small, every=every)
+        except _Lost as e:
+            self._restart()
+            if e.verdict is not None:
+                return e.verdict
+            raise MachineError(
+                f"the interpreter's process is ended by something else on this machine: {e}. What "
+                "is recorded is kept: see to memory, then go on"
+            ) from None
+
+    def _restart(self) -> None:
+        """A fork-server in the place of one that may be gone.
+
+        Raises:
+            ChildDied: This was closed.
+        """
+        with self._lock:
+            if self._closed:
+                raise ChildDied("the interpreter was closed before it was done")
+            self._server.close()
+            self._server.start()
+
+    def _interpreted(
+        self, source: str, cases: Sequence[Case], small: Sequence[Case], *, every: bool
+    ) -> Interpreted | Rejected:
+        """What the small ones among the cases give, the smallest first.
+
+        Raises:
+            _Lost: The process may have been ended from outside.
+        """
+        skipped = [c.name for c in cases if c not in small]
         errors: list[CaseError] = []
         took: list[tuple[int, float]] = []  # elements and seconds of each case that is done
         failed: list[Rejected] = []
@@ -230,14 +283,20 @@ class Interpreter:
 
     def _loaded(self, source: str, cases: int) -> ChildHandle | Rejected:
         """A process that has imported a candidate, with the time that so many cases may take."""
-        child = self._server.spawn(
-            wall_limit_s=(_LOAD_LIMIT_S + CASE_LIMIT_S * cases) / _LEAST_SHARE
-        )
+        try:
+            child = self._server.spawn(
+                wall_limit_s=(_LOAD_LIMIT_S + CASE_LIMIT_S * cases) / _LEAST_SHARE
+            )
+        except ChildDied as e:
+            raise _Lost(str(e)) from None
         try:
             self._load(child, source)
         except CandidateRejected as e:
             child.close()
             return e.verdict
+        except BaseException:
+            child.close()
+            raise
         return child
 
     def _refuse_hanging(self, case: Case, took: Sequence[tuple[int, float]]) -> None:
@@ -363,9 +422,14 @@ class Interpreter:
         except ChannelError:
             end = child.wait(2.0) or child.kill()
             text = f"interpreted, the process {end.describe()}"
-            if end.signal == 11:
+            if end.signal == signal.SIGSEGV:
                 text += ": a load or store far outside of its tensor (is a mask missing?)"
-            raise _out(Status.RUNTIME_ERROR, text, case) from None
+            out = _out(Status.RUNTIME_ERROR, text, case)
+            if end.reason in LOSSES:
+                raise _Lost(end.describe()) from None
+            if end.reason is None and end.signal == signal.SIGKILL:
+                raise _Lost(end.describe(), out.verdict) from None
+            raise out from None
         match message.obj:  # the candidate shares its process with what answers: believe nothing
             case {"failed": [str(status), str(text)]} if status in _FAILURES:
                 raise _out(Status(status), f"{text} (interpreted)", case)

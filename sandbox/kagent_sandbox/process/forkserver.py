@@ -69,6 +69,7 @@ class ForkServer:
         self._printed: deque[str] = deque(maxlen=_MOST_PRINTED)
         self._isolation: Isolation | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._closing = False
 
     def __enter__(self) -> Self:
         self.start()
@@ -80,6 +81,7 @@ class ForkServer:
     def start(self) -> None:
         """Start the process without waiting for its imports; `spawn` and `isolation` do."""
         self._isolation = None  # a successor is observed anew
+        self._closing = False
         with temporary_space():
             self._root = Path(tempfile.mkdtemp(prefix=self._prefix)).resolve()
         self._root.chmod(0o711)  # children of another user reach their own folder in it
@@ -171,13 +173,17 @@ class ForkServer:
         with channel_end, control_end, exit_end, self._lock:
             self._wait_ready()
             passed = [e.fileno() for e in (channel_end, control_end, exit_end)] + list(fds)
+            self._children.add(child)
             try:
                 self._channel.send(
                     {"wall_limit_s": wall_limit_s, "lock_first": lock_first}, fds=passed
                 )
             except ChannelError as e:
+                self._children.discard(child)
                 raise self._died(str(e)) from None
-            self._children.add(child)
+        if self._closing:  # it may have looked for children before this one
+            child.close()
+            raise self._died("it was closed")
         return child
 
     def _died(self, why: str) -> ChildDied:
@@ -208,6 +214,7 @@ class ForkServer:
         """Kill all children, end the process, remove its folder."""
         if self._process is None:
             return
+        self._closing = True
         self._end_stopped()
         for child in list(self._children):
             with contextlib.suppress(ChildDied):  # the others and this process are ended anyway

@@ -112,7 +112,7 @@ class _Supervisor:
                 break
             if server in events:
                 self.reason = LOST_SERVER
-            if self.control.fileno() in events:
+            elif self.control.fileno() in events:  # its close ends the child, but for that reason
                 self.command()
             if self.log_fd in events and not self.drain():
                 poller.unregister(self.log_fd)  # the child closed its output

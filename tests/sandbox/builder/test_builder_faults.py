@@ -140,3 +140,39 @@ def test_a_build_under_way_when_the_builder_is_closed_ends_and_starts_no_other_s
     assert builder._server._process is None
     with pytest.raises(ChildDied, match="closed"):
         builder.build(REQUEST)
+
+
+LONG = dataclasses.replace(
+    REQUEST, source=f"{REQUEST.source}\nx = 0\nwhile x < 5_000_000: x += 1\n"
+)
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_builds_beside_one_that_restarts_the_server_are_done_once_more(
+    builder, monkeypatch, killed
+):
+    """Their processes end with the old server: no candidate has anything to do with it."""
+    found, real = [], builder._built
+    threads = [threading.Thread(target=lambda: found.append(builder.build(LONG))) for _ in range(3)]
+    monkeypatch.setattr(builder, "_slots", threading.BoundedSemaphore(4))
+    server = builder._server.pid
+    for thread in threads:
+        thread.start()
+    while sum(bool(process_tree.children(p)) for p in process_tree.children(server)) < 3:
+        time.sleep(0.01)
+    if killed:
+        os.kill(server, signal.SIGKILL)
+    else:
+        errors = [ChildDied("a supervisor did not end its child within 30 s")]
+        monkeypatch.setattr(
+            builder, "_built", lambda *a: real(*a) if not errors else throw(errors.pop())
+        )
+    assert isinstance(builder.build(REQUEST), Built)
+    for thread in threads:
+        thread.join()
+    assert [type(each) for each in found] == [Built] * 3, found
+    assert builder._server.pid != server
+
+
+def throw(error):
+    raise error

@@ -1,6 +1,9 @@
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +15,12 @@ from kagent.tasks import find_task
 from kagent_sandbox.data.build import Built
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
+from kagent_sandbox.errors import MachineError
 from kagent_sandbox.judge import interpreter as interpret
 from kagent_sandbox.judge.arena.session import CandidateRejected
 from kagent_sandbox.judge.interpreter import MOST_PROGRAMS, Interpreted, Interpreter
 from kagent_sandbox.judge.interpreter_worker import round_to_bf16, widen_bf16
+from kagent_sandbox.process import process_tree
 
 TASK = """
 name = "matmul"
@@ -175,6 +180,49 @@ def test_wrong_candidates_are_rejected(interpreter, old, new, status, text):
     assert verdict.status is status, verdict
     assert text in verdict.message
     assert verdict.stage in {Stage.PARSE, Stage.BUILD, Stage.CHECK}
+
+
+class Killer(threading.Thread):
+    """Kills the interpreter's fork-server, or the child itself, `times` times."""
+
+    def __init__(self, interpreter, whom, times):
+        super().__init__(daemon=True)
+        self._server, self._whom, self._times = interpreter._server, whom, times
+
+    def run(self):
+        for _ in range(self._times):
+            server, below = self._server.pid, []
+            while not below:
+                time.sleep(0.001)
+                for supervisor in process_tree.children(server):
+                    below += process_tree.children(supervisor)
+            process_tree.send(server if self._whom == "server" else below[0], signal.SIGKILL)
+            while not process_tree.ended(server if self._whom == "server" else below[0]):
+                time.sleep(0.001)
+            if self._whom == "server":
+                while self._server._process is None or self._server.pid == server:
+                    time.sleep(0.001)
+
+
+@pytest.mark.parametrize("whom", ["server", "child"])
+def test_what_somebody_kills_is_interpreted_once_more(interpreter, whom):
+    killer = Killer(interpreter, whom, 1)
+    killer.start()
+    found = interpreter.interpret(SOURCE)
+    killer.join()
+    assert isinstance(found, Interpreted), found
+
+
+def test_what_is_killed_once_more_is_the_machines_fault_unless_a_candidate_could_do_it(interpreter):
+    killer = Killer(interpreter, "server", 2)
+    killer.start()
+    with pytest.raises(MachineError, match="ended by something else"):
+        interpreter.interpret(SOURCE)
+    killer.join()
+    found = interpreter.interpret(f"import os; os.kill(os.getpid(), 9)\n{SOURCE}")
+    assert isinstance(found, Rejected)
+    assert found.status is Status.RUNTIME_ERROR
+    assert isinstance(interpreter.interpret(SOURCE), Interpreted)
 
 
 FORGE = """

@@ -139,6 +139,40 @@ def test_a_server_that_is_closed_while_a_thread_waits_for_its_imports_ends_itsel
     assert len(errors) == 1
 
 
+def test_a_child_that_is_just_being_spawned_is_not_missed_by_a_close(monkeypatch):
+    """It would keep its server until that is killed."""
+    errors, server = [], ForkServer(HANDLER, confinement=builder_confinement())
+    asked, looked = threading.Event(), threading.Event()
+
+    class Children(set):
+        def __iter__(self):
+            asked.wait()
+            found = list(set.__iter__(self))
+            looked.set()
+            return iter(found)
+
+        def add(self, child):
+            asked.set()
+            looked.wait()
+            super().add(child)
+
+    def spawn():
+        try:
+            server.spawn(wall_limit_s=60.0)
+        except ChildDied as e:
+            errors.append(e)
+
+    server.start()
+    assert server.isolation
+    monkeypatch.setattr(server, "_children", Children())
+    thread, process = threading.Thread(target=spawn), server._process
+    thread.start()
+    server.close()
+    thread.join()
+    assert process.returncode == 0
+    assert len(errors) == 1
+
+
 HEAP = """
 from kagent_sandbox.process.huge_pages import gather_pages
 kept = [bytes(1000) for _ in range(20_000)]
