@@ -24,7 +24,7 @@ from kagent.config.devices import use_device
 from kagent.config.faults import problem_of, with_value
 from kagent.config.settings import OptionError, load_config
 from kagent.fleet.fleet import LOCAL
-from kagent.ui.terminal import Terminal
+from kagent.ui.terminal import STDERR, Terminal
 
 NOT_FASTER = 3  # exit code of a run whose final race found TIE or SLOWER
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
@@ -72,7 +72,7 @@ app = typer.Typer(
 )
 # Tables need room, and a pipe has no width of its own.
 out = Terminal(highlight=False, markup=False, width=None if sys.stdout.isatty() else 150)
-err = Terminal(stderr=True, highlight=False, markup=False, soft_wrap=True)
+err = Terminal(file=STDERR, stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 if TYPE_CHECKING:
     from kagent.fleet.slurm import Continuation

@@ -30,6 +30,7 @@ from kagent.evolve import session
 from kagent.llm.chat import ModelError
 from kagent.runs.events import Event, PhaseBegan, Started, Stop
 from kagent.suite.record import FailedStep
+from kagent.suite.workers import LISTENS
 
 Tell = Callable[[dict[str, object]], None]
 Work = Callable[[dict[str, Any], Tell], str]
@@ -104,6 +105,7 @@ def serve(work: Work) -> None:
         answers.write(json.dumps(line) + "\n")
         answers.flush()
 
+    tell(LISTENS)
     tell(answer_to(work, request, tell))
 
 

@@ -25,6 +25,8 @@ from kagent.suite.record import FailedStep
 
 Answer = Mapping[str, Any]
 Tell = Callable[[Answer], None]
+LISTENS: Answer = {"listens": True}
+"""First line of a process: from then on it ends as after Ctrl-C where it is told to."""
 
 
 class Workers:
@@ -38,6 +40,7 @@ class Workers:
         """
         self._words = tuple(words)
         self._live: set[subprocess.Popen[str]] = set()
+        self._listening: set[subprocess.Popen[str]] = set()  # that end as after Ctrl-C
         self._stopping = threading.Event()
 
     def ask(self, request: Mapping[str, object], tell: Tell) -> Answer:
@@ -74,9 +77,12 @@ class Workers:
                     process.stdin.write(json.dumps({**request, "parent": os.getpid()}))
                 for line in process.stdout:
                     answer = json.loads(line)
-                    tell(answer)
+                    self._listening.add(process)
+                    if answer != LISTENS:
+                        tell(answer)
                 process.wait()
             finally:
+                self._listening.discard(process)
                 kill_tree(process.pid)
                 process.wait()
                 process.stdout.close()
@@ -95,9 +101,14 @@ class Workers:
         """Have all end as after Ctrl-C, and wait until they have. A second Ctrl-C kills."""
         self._stopping.set()
         try:
+            working = self._listening.copy()
             for process in list(self._live):
+                if process in working:
+                    process.send_signal(signal.SIGINT)
+                else:  # it may not hear that yet, and has nothing to keep
+                    kill_tree(process.pid)
+            if working:
                 say("stopping; a second Ctrl-C kills what still works")
-                process.send_signal(signal.SIGINT)
             while self._live:
                 time.sleep(0.05)
         except KeyboardInterrupt:

@@ -26,6 +26,7 @@ from kagent.suite.importing import ImportedProblem, ImportsAhead, import_problem
 from kagent.suite.problems import Form, Problem
 from kagent.suite.record import FailedStep, ProblemState, Suite, read_record
 from kagent.suite.running import SuiteRunner
+from kagent.suite.workers import Workers
 from kagent_sandbox.data.records import to_json
 from kagent_sandbox.errors import (
     ChildDied,
@@ -667,3 +668,23 @@ def test_what_a_suite_began_with_is_kept(kagent, searching, tmp_path):
     shown = kagent("report", "suites/p")
     assert shown.code == 0
     assert "1 of 1 problems finished: 0 correct, 1 failed (1 search)" in shown.out
+
+
+def test_a_worker_that_does_not_listen_yet_is_killed():
+    """A shell's `&` has it ignore SIGINT, until it sets a handler."""
+    code = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(600)"
+    workers, ended = Workers(("-c", code)), []
+
+    def ask():
+        try:
+            workers.ask({}, print)
+        except KeyboardInterrupt:
+            ended.append(True)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    while not workers._live:
+        time.sleep(0.01)
+    workers.stop(print)
+    thread.join()
+    assert ended == [True]
