@@ -31,7 +31,7 @@ from kagent_sandbox.data.records import to_json
 from kagent_sandbox.errors import RunError
 
 from kagent.runs.ask import AskRecord
-from kagent.runs.checksums import LogRow, end_of, insert, read_rows
+from kagent.runs.checksums import End, LogRow, end_of, insert, read_rows
 from kagent.runs.cost import ModelCall
 from kagent.runs.events import Stop
 from kagent.runs.files import (
@@ -78,7 +78,7 @@ class RunStore:
         self._lock = lock
         self._may_write = write
         self._writes = False  # once something was to be written
-        self._end = end_of(db)
+        self._end: End | None = end_of(db)
         self._opened_at, self._opened_s = time.time(), _passed_s()
 
     @classmethod
@@ -183,8 +183,11 @@ class RunStore:
 
     def _insert(self, rows: Iterable[tuple[float, str, str]]) -> None:
         self._begin_to_write()
-        with clear_errors(self.folder), self._db:
-            end = insert(self._db, rows, self._end)
+        with clear_errors(self.folder):
+            before = end_of(self._db) if self._end is None else self._end
+            self._end = None  # not known where a signal comes between the commit and the last line
+            with self._db:
+                end = insert(self._db, rows, before)
         self._end = end
 
     def begin(self, budget: int) -> None:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from kagent_sandbox.process.ask_once import temporary_folder
 from kagent_sandbox.process.log_tail import log_tail
 from kagent_sandbox.process.process_tree import kill_tree
 
@@ -58,7 +59,7 @@ class Workers:
             ModelError: A model cannot be asked.
         """
         answer: Answer = {}
-        with tempfile.TemporaryFile() as log:
+        with temporary_folder() as folder, tempfile.TemporaryFile() as log:
             process = subprocess.Popen(
                 [sys.executable, *self._words],
                 stdin=subprocess.PIPE,
@@ -66,6 +67,7 @@ class Workers:
                 stderr=log,
                 text=True,
                 start_new_session=True,  # a Ctrl-C at the terminal is the command's to handle
+                env={**os.environ, "TMPDIR": folder},
             )
             assert process.stdin is not None
             assert process.stdout is not None

@@ -4,17 +4,21 @@ standard output. What it may take is CPU time, so that a busy machine refuses no
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from kagent_sandbox.process.log_tail import LOG_TAIL_BYTES, log_tail
 from kagent_sandbox.process.process_tree import kill_tree, used_cpu_s
+from kagent_sandbox.process.remove_tree import remove_tree
+from kagent_sandbox.process.temporary_space import temporary_space
 
 _LOOK_S = 0.5
 """Seconds between looks at its CPU time, and at whether the answer is still wanted."""
@@ -73,14 +77,14 @@ def ask_once(
         TookTooLong: It took more, or waited instead of computing.
         Unwanted: It is.
     """
-    with tempfile.TemporaryFile() as log:
+    with temporary_folder() as folder, tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             [sys.executable, *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
             start_new_session=True,  # a Ctrl-C at the terminal is the caller's to handle
-            env={**os.environ, **(environment or {})},
+            env={**os.environ, "TMPDIR": folder, **(environment or {})},
         )
         question = json.dumps({**request, "parent": os.getpid()}).encode()
         try:
@@ -90,6 +94,20 @@ def ask_once(
             process.communicate()
             raise
         return Ended(out, process.returncode, log_tail(log, tail_bytes))
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[str]:
+    """A folder for the temporary files of a process, and of all that it starts. Those are removed
+    with it, though the process is killed. At the end nothing may be at work in it.
+    """
+    with temporary_space():
+        folder = Path(tempfile.mkdtemp(prefix="kagent-process-"))
+    try:
+        folder.chmod(0o711)  # children of another user reach their own folder in it
+        yield str(folder)
+    finally:
+        remove_tree(folder)
 
 
 def _answer(

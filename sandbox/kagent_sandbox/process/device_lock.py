@@ -3,7 +3,9 @@
 Every request takes a ticket: a file with the next number, which its process keeps locked (flock).
 Timings wait for all lower tickets, other work for those of timings alone. So turns come in the
 order in which they were asked for, and a process that dies loses its turn, since the kernel lets go
-of its locks. Files lie in shared memory, which is local to a machine.
+of its locks. Files lie in /tmp, which is local to a machine. (In shared memory a login manager may
+remove those of a user who has logged out.) Whose ticket somebody has removed is not alone any more,
+which is an error and no turn.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ it.
 """
 CPU = "cpu-0"
 """The CPU as a device. Builds work on it, whatever they are for."""
-_DEFAULT = Path("/dev/shm/kagent-locks")  # noqa: S108 - world-writable on purpose, see _folder
+_DEFAULT = Path("/tmp/kagent-locks")  # noqa: S108 - world-writable on purpose, see _folder
 _POLL_S = 0.02
 _MOST_TEXT = 200
 _TICKET = re.compile(r"([0-9]{12})-(timing|work)")
@@ -66,7 +68,8 @@ class DeviceLock:
 
         Raises:
             LockClosed: `close` was called while this waited.
-            MachineError: The folder of locks cannot be used.
+            MachineError: The folder of locks cannot be used, or the ticket in it was removed, so
+                that others may have had the device, too.
         """
         folder = self._folder()
         path, ticket = _take_ticket(folder, mode)
@@ -77,6 +80,8 @@ class DeviceLock:
                 if self._closed.wait(_POLL_S):
                     raise LockClosed
             yield
+            if not path.exists():
+                raise _removed(path)
         finally:
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -136,6 +141,13 @@ def _unusable(folder: Path, error: OSError) -> MachineError:
     )
 
 
+def _removed(path: Path) -> MachineError:
+    return MachineError(
+        f"{path}: somebody has removed this lock, so that another process may have had the device "
+        f"meanwhile: set {FOLDER} to a folder that nothing cleans, and begin again what was timed"
+    )
+
+
 def _take_ticket(folder: Path, mode: Mode) -> tuple[Path, int]:
     """The next ticket's path and its open, locked file."""
     try:
@@ -175,9 +187,19 @@ def _tickets(folder: Path) -> list[str]:
 
 
 def _conflict(folder: Path, own: str) -> str | None:
-    """Holder of the turn that this ticket waits for; None if it is this ticket's turn."""
+    """Holder of the turn that this ticket waits for; None if it is this ticket's turn.
+
+    Raises:
+        MachineError: It is there no longer.
+    """
     timing = own.endswith("-timing")
-    for name in _tickets(folder):
+    try:
+        names = _tickets(folder)
+    except OSError as e:
+        raise _unusable(folder, e) from None
+    if own not in names:
+        raise _removed(folder / own)
+    for name in names:
         if name >= own:
             return None
         if not timing and name.endswith("-work"):

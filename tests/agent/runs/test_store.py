@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 import json
 import os
@@ -7,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from kagent.runs import store as store_module
 from kagent.runs.events import Stop
 from kagent.runs.lineage import Candidate, Facts, Operator, Proposal
 from kagent.runs.manifest import find_run, list_runs, read_manifest
@@ -233,3 +235,23 @@ def test_finding_runs(tmp_path):
         find_run(runs, "nope")
     with pytest.raises(RunError, match="it has none"):
         find_run(tmp_path / "none", "latest")
+
+
+def test_a_signal_right_after_a_commit_damages_nothing(folder, monkeypatch):
+    real = store_module.clear_errors
+
+    @contextlib.contextmanager
+    def interrupted(where):
+        with real(where):
+            yield
+        raise KeyboardInterrupt
+
+    with contextlib.closing(RunStore.open(folder)) as store:
+        store.begin(3)
+        monkeypatch.setattr(store_module, "clear_errors", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            store.begin(4)
+        monkeypatch.setattr(store_module, "clear_errors", real)
+        store.begin(5)
+    with contextlib.closing(RunStore.open(folder, write=False)) as store:
+        assert [e.data["budget"] for e in store.events() if e.kind == "session"][-3:] == [3, 4, 5]

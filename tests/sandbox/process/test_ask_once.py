@@ -1,6 +1,8 @@
 """A question to a process of its own, and its limits."""
 
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 from kagent_sandbox.process import ask_once as module
@@ -61,3 +63,18 @@ def test_an_answer_that_nobody_wants_is_given_up():
 
 def test_a_process_that_reads_no_question_is_no_error():
     assert ask("import os; os._exit(4)", {"long": "x" * 1_000_000}).status == 4
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_its_temporary_files_are_removed_however_it_ends(tmp_path, monkeypatch, ends):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    code = "import os, sys, tempfile, time; d = tempfile.mkdtemp(); open(d + '/f', 'w')\n"
+    code += "os.chmod(d, 0); print(os.path.dirname(d), flush=True)\n"
+    if ends:
+        where = Path(ask(code).out.decode().strip())
+        assert where.parent == tmp_path
+    else:
+        with pytest.raises(TookTooLong):
+            ask(f"{code}while True: pass", limit_s=0.3)
+    assert list(tmp_path.iterdir()) == []

@@ -1,6 +1,7 @@
 """Turns on a device: order, who shares, what dies, who is told."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -184,3 +185,36 @@ def test_who_waits_is_told_of_the_command(words, said, monkeypatch):
     lock = DeviceLock("toy-0")
     with lock.turn("work"):
         assert lock.turns() == [(os.getpid(), said)]
+
+
+def test_a_turn_whose_ticket_is_removed_is_none(locks):
+    """Others do not see it, and have the device, too."""
+    with pytest.raises(MachineError, match="somebody has removed this lock"):  # noqa: SIM117
+        with DeviceLock("toy-0").turn("timing"):
+            shutil.rmtree(locks)
+
+
+@pytest.mark.parametrize("all_of_it", [True, False])
+def test_whoever_waits_with_a_ticket_that_is_removed_is_told(locks, all_of_it):
+    found = []
+
+    def ask():
+        try:
+            DeviceLock("toy-0").turn("timing").__enter__()
+        except MachineError as e:
+            found.append(str(e))
+
+    command = [sys.executable, "-c", HOLD, "timing"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"held\n"
+        thread = threading.Thread(target=ask)
+        thread.start()
+        while len(tickets(locks)) < 2:
+            time.sleep(0.01)
+        if all_of_it:
+            shutil.rmtree(locks)
+        else:
+            (locks / sorted(tickets(locks))[1]).unlink()
+        thread.join()
+        holder.kill()
+    assert "KAGENT_LOCKS" in found[0]
