@@ -4,8 +4,10 @@ import asyncio
 import inspect
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from operator import attrgetter
 
 import kagent
@@ -257,6 +259,40 @@ def test_it_can_be_used_where_an_event_loop_runs(run):
         return run.tell(ask, reply(16, 3))
 
     assert asyncio.run(agent()).passed
+
+
+def test_an_interrupt_where_an_event_loop_runs_ends_the_judging(
+    run,
+    toy_machine,  # noqa: F811
+    monkeypatch,
+):
+    """As a notebook's: the loop itself does not hear of it."""
+
+    class Judge(FakeJudge):
+        def measure(self, *args, **more):
+            if len(self.measured) == 2:
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+                ended.wait(60)  # the verdict that is due comes to nobody any more
+            return super().measure(*args, **more)
+
+    ended, come = threading.Event(), judging._Interrupt.come
+    monkeypatch.setattr(judging._Interrupt, "come", lambda self: (come(self), ended.set()))
+    toy_machine(judge=Judge())
+    for ask in run.ask(6):
+        run.tell(ask, reply(2**ask.id), queue=True)
+
+    async def cell():
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            run.judge()
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(cell())
+    assert len(run.history.lineage) == 2
+    toy_machine()
+    assert run.judge().left == 0
 
 
 def test_an_observer_is_told(task, tmp_path):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kagent_sandbox.data.device import DeviceFacts
 from kagent_sandbox.data.task import Task
@@ -172,7 +174,7 @@ def judge(
     setting = setting_for(store, task, history, budget)
     evolution = Evolution(setting, (), store, bench.machine, Nobody(), observe, Limits(race=race))
     try:
-        stop = asyncio.run(_until(evolution, deadline_s))
+        stop = _run(_until(evolution, deadline_s))
     except KeyboardInterrupt:
         stop = Stop.INTERRUPTED
     if stop is Stop.TIME:
@@ -238,11 +240,71 @@ def deadline_of(begun_s: float, seconds: float) -> float:
     return begun_s + seconds - min(CLOSING_S, seconds / 2)
 
 
+class _Interrupt:
+    """What a thread that waits for another one's event loop tells it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._came = False
+        self._cancel: Callable[[], object] | None = None
+
+    def come(self) -> None:
+        """Cancel what runs; nothing where nothing does any more."""
+        with self._lock:
+            self._came = True
+            if self._cancel is not None:
+                self._cancel()
+
+    def heard_by(self, cancel: Callable[[], object] | None) -> None:
+        """Call `cancel` when it comes, or now if it has come."""
+        with self._lock:
+            self._cancel = cancel
+            if self._came and cancel is not None:
+                cancel()
+
+
+_interrupt: ContextVar[_Interrupt | None] = ContextVar("_interrupt", default=None)
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    """As asyncio.run, also for interrupts of a thread that waits for this one.
+
+    Raises:
+        KeyboardInterrupt: There was one.
+    """
+    interrupt = _interrupt.get()
+    if interrupt is None:
+        return asyncio.run(work)
+
+    async def interruptible() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        loop = asyncio.get_running_loop()
+        interrupt.heard_by(lambda: loop.call_soon_threadsafe(task.cancel))
+        try:
+            return await work
+        finally:
+            interrupt.heard_by(None)
+
+    try:
+        return asyncio.run(interruptible())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
 def apart_from_loops(work: Callable[[], T]) -> T:
-    """Call `work`, which runs an event loop of its own, from where there may be one already."""
+    """Call `work`, which runs an event loop of its own, from where there may be one already, as in
+    a notebook. An interrupt there ends it.
+    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return work()
+    interrupt, context = _Interrupt(), copy_context()
+    context.run(_interrupt.set, interrupt)
     with ThreadPoolExecutor(1, "kagent") as threads:
-        return threads.submit(work).result()
+        try:
+            return threads.submit(context.run, work).result()
+        except BaseException:
+            interrupt.come()
+            raise

@@ -26,7 +26,7 @@ from kagent.suite.record import FailedStep
 
 Answer = Mapping[str, Any]
 Tell = Callable[[Answer], None]
-LISTENS: Answer = {"listens": True}
+LISTENS: dict[str, object] = {"listens": True}
 """First line of a process: from then on it ends as after Ctrl-C where it is told to."""
 
 
