@@ -7,6 +7,9 @@ What torch.nn.functional.scaled_dot_product_attention computes without mask and 
 1 / sqrt(head dimension); fewer heads of key and value than of query are grouped-query attention.
 Under autocast it runs in autocast's dtype, as torch's own does.
 
+Tensors that are not contiguous, as [B, S, H, D] seen as [B, H, S, D] is, go to torch's own, which
+reads and writes them as they are: copies of them take about what kernels gain.
+
 Kernels of the task attention compute the forward pass alone. In training, kernels of the tasks
 attention_train (with the scores' log-sum-exp) and attention_backward (the gradients from it) are
 used where the library has both; else torch's own attention is, whose backward pass needs what its
@@ -58,7 +61,7 @@ def attention(
     """
     trains = wants_gradient(query, key, value)
     whole = query.is_contiguous() and key.is_contiguous() and value.is_contiguous()
-    if not whole:  # to copy three tensors takes longer than any kernel here gains
+    if not whole:  # to copy three tensors takes about what kernels gain
         return _sdpa(query, key, value, is_causal)
     if not trains:
         o = _attention.at_once(query, key, value, is_causal)

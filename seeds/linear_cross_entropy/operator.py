@@ -196,7 +196,7 @@ def _part(
     ignore_index: int,
     count: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What some tokens add to a mean over `count` targets, and both gradients of that."""
+    """Share of some tokens in a mean over `count` targets, and both gradients of that."""
     kept = target != ignore_index
     column = target.where(kept, 0)[:, None]
     log_p = torch.log_softmax(_wide(F.linear(x, weight)), -1)

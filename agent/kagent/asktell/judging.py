@@ -241,7 +241,7 @@ def deadline_of(begun_s: float, seconds: float) -> float:
 
 
 class _Interrupt:
-    """What a thread that waits for another one's event loop tells it."""
+    """Interrupt of a thread that waits for another one's event loop."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -38,7 +38,7 @@ class _StandardError:
 
     @property
     def rich_proxied_file(self) -> _StandardError:
-        """What rich writes to while it takes the place of sys.stderr."""
+        """File that rich writes to while it takes the place of sys.stderr."""
         return self
 
     def write(self, text: str) -> int:

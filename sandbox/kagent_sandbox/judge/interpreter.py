@@ -237,7 +237,7 @@ class Interpreter:
     def _interpreted(
         self, source: str, cases: Sequence[Case], small: Sequence[Case], *, every: bool
     ) -> Interpreted | Rejected:
-        """What the small ones among the cases give, the smallest first.
+        """Results of the small ones among the cases, the smallest first.
 
         Raises:
             _Lost: The process may have been ended from outside.

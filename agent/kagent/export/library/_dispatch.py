@@ -192,7 +192,7 @@ _all: list[Dispatch] = []
 
 
 def has_kernels(number: int, kind: str, index: int | None, dtypes: Sequence[str]) -> bool:
-    """What `knows` of the dispatch with a number says of "cuda" and 0, say. torch.compile takes it
+    """Answer of `knows` of the dispatch with a number, for "cuda" and 0, say. torch.compile takes it
     for a constant: it stands in the compiled program, and is not looked into.
     """
     device = torch.device(kind) if index is None else torch.device(kind, index)

@@ -23,6 +23,12 @@ _NOT_THE_CALLERS = (f"{_FOLDER}{os.sep}", f"{Path(torch.__file__).parent}{os.sep
 _MOST_CALLS = 4096  # that a choice is remembered for: shapes of one program
 
 
+def _entry(device: torch.device) -> DeviceEntry:
+    """A device as tables name it, without what was measured on it."""
+    name, kind = _devices.device_name(device), _devices.kind(device)
+    return DeviceEntry(name, kind, _devices.capability(device), ())
+
+
 class FallbackWarning(UserWarning):
     """torch's own implementation is used where a kernel of the library was asked for."""
 
@@ -44,6 +50,7 @@ class Call:
     function: Repeated
     kernel: str
     pitched: bool
+    repeats: bool  # whether equal calls have equal bits
     guard: torch.device | None  # to be made the current one
 
 
@@ -60,6 +67,8 @@ class Dispatch:
         self.calls: dict[tuple[object, ...], Call | None] = {}
         self.loaded: dict[tuple[str, int], Callable[..., Any]] = {}
         self.failed: set[str] = set()
+        self.number = len(_all)
+        _all.append(self)
 
     def least(self) -> int:
         """Elements of a call's tensors together below which no kernel is used; 0 if not known."""
@@ -67,6 +76,26 @@ class Dispatch:
             return int(json.loads(self._path.read_text(encoding="utf-8")).get("least", 0))
         except (OSError, ValueError):  # there is no table, or one that a call will tell of
             return 0
+
+    def knows(self, device: torch.device, dtypes: Sequence[str]) -> bool:
+        """Whether there is a kernel for calls of some shape. Gives the warning where there is none.
+
+        Args:
+            device: Of all tensors.
+            dtypes: Of a call's arguments; "" of those that are no tensors.
+        """
+        if not self._path.is_file() or device.type == "meta":
+            return False
+        try:
+            table, entry = self._read(), _entry(device)
+            dtype = table.dtype_among(dtypes)
+            reason = table.lacks(entry, dtype)
+        except (OSError, ValueError, KeyError) as e:
+            self._warn_of_table(e)
+            return False
+        if reason is not None:
+            self.warn(f"{entry.name} {dtype}", reason)
+        return reason is None
 
     def choose(
         self,
@@ -107,24 +136,26 @@ class Dispatch:
         sizes = dims(*args)
         if sizes is None or any(t.device != where for t in tensors):
             return None
-        device = DeviceEntry(
-            _devices.device_name(where), _devices.kind(where), _devices.capability(where), ()
-        )
+        device = _entry(where)
         try:
             if not self._path.is_file():
                 return None  # an operator for which the library has no kernels
-            if self._table is None:
-                self._table = read_portfolio(self._path)
-            dtype = self._table.dtype_of(args)
-            chosen = self._table.choose(device, dtype, sizes, self.failed)
+            table = self._read()
+            dtype = table.dtype_of(args)
+            chosen = table.choose(device, dtype, sizes, self.failed)
         except (OSError, ValueError, KeyError) as e:
-            self.warn("table", f"its table cannot be read ({type(e).__name__}: {e})")
+            self._warn_of_table(e)
             return None
         if isinstance(chosen, ReferenceCall):
             if chosen.reason is not None:
                 self.warn(f"{device.name} {dtype}", chosen.reason)
             return None
-        return self._call(self._table.entry, chosen, where)
+        return self._call(table.entry, chosen, where)
+
+    def _read(self) -> Portfolio:
+        if self._table is None:
+            self._table = read_portfolio(self._path)
+        return self._table
 
     def _call(self, entry: str, chosen: Chosen, device: torch.device) -> Call | None:
         kernel, config = chosen.kernel, chosen.config
@@ -143,7 +174,10 @@ class Dispatch:
                 return None
             self.loaded[kernel.id, config] = function
         guard = device if device.type == "cuda" and torch.cuda.device_count() > 1 else None
-        return Call(Repeated(function), kernel.id, kernel.pitched, guard)
+        return Call(Repeated(function), kernel.id, kernel.pitched, kernel.repeats, guard)
+
+    def _warn_of_table(self, error: Exception) -> None:
+        self.warn("table", f"its table cannot be read ({type(error).__name__}: {error})")
 
     def warn(self, about: str, reason: str) -> None:
         """Give a warning that torch is used, once for each thing that it is about."""
@@ -152,3 +186,18 @@ class Dispatch:
                 return
             self._warned.add(about)
         warn(f"{self._operator}: torch's own implementation is used: {reason}.")
+
+
+_all: list[Dispatch] = []
+
+
+def has_kernels(number: int, kind: str, index: int | None, dtypes: Sequence[str]) -> bool:
+    """Answer of `knows` of the dispatch with a number, for "cuda" and 0, say. torch.compile takes it
+    for a constant: it stands in the compiled program, and is not looked into.
+    """
+    device = torch.device(kind) if index is None else torch.device(kind, index)
+    return _all[number].knows(device, dtypes)
+
+
+# What torch.compiler.assume_constant_result does, for which it imports all of the compiler.
+has_kernels._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001

@@ -25,17 +25,25 @@ def plain(*tensors: torch.Tensor) -> bool:
     """Whether all are dense tensors of torch's own type, or what stands for one while it is traced.
 
     Subclasses (of DTensor's kind) know torch's operators, not this library's; and torch's have
-    derivatives in forward mode, so that none are plain where these are asked for.
+    derivatives in forward mode and of any order, so that none are plain where these, or gradients
+    of torch.func, are asked for.
     """
-    if forward_ad._current_level >= 0:  # noqa: SLF001
+    if forward_ad._current_level >= 0 or _differentiated_by_torch_func():  # noqa: SLF001
         return False
     for tensor in tensors:
         kind = type(tensor)
         if kind not in PLAIN and kind.__module__ not in _TRACED:
             return False
-        if tensor.layout is not torch.strided:
+        if tensor.layout is not torch.strided or tensor.is_nested:
             return False
     return True
+
+
+def _differentiated_by_torch_func() -> bool:
+    if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():  # noqa: SLF001
+        return False
+    stack = torch._C._functorch.get_interpreter_stack() or ()  # noqa: SLF001
+    return any(each.key() == torch._C._functorch.TransformType.Grad for each in stack)  # noqa: SLF001
 
 
 def rows(x: torch.Tensor) -> torch.Tensor:

@@ -23,9 +23,10 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.autograd.graph import increment_version
 
 from . import _kernels
-from ._dispatch import Call, Dispatch, FallbackWarning
+from ._dispatch import Call, Dispatch, FallbackWarning, has_kernels
 from ._gradients import scaled
 from ._helpers import (
     PLAIN,
@@ -85,6 +86,8 @@ _profiler = torch._C._autograd._profiler_enabled  # noqa: SLF001
 _autocast = torch._C._is_any_autocast_enabled  # noqa: SLF001
 _excluded = torch._C._dispatch_tls_is_dispatch_key_excluded  # noqa: SLF001
 _default_dtype = torch.get_default_dtype
+_deterministic = torch.are_deterministic_algorithms_enabled
+_legacy_batched = torch._C._functorch.is_legacy_batchedtensor  # noqa: SLF001
 _AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality  # noqa: SLF001
 
 
@@ -162,16 +165,31 @@ class LibraryOperator:
         if vmap is not None:
             torch.library.register_vmap(qualified, vmap, lib=self._library)
 
+    def is_large(self, *tensors: torch.Tensor) -> bool:
+        """Whether a call with these tensors is as large as one that was measured. While a program
+        is exported it is: its sizes may vary, and are looked at when it runs.
+        """
+        if torch.compiler.is_exporting():
+            return True
+        elements = sum([t.numel() for t in tensors])
+        return elements >= self.least
+
     def is_torchs(self, *args: Any) -> bool:
-        """Whether a call would be the reference's; never while the call is being traced.
+        """Whether a call would be the reference's. While it is being traced, only where no kernel
+        is for its device and dtypes; never in an exported program, which may run elsewhere.
 
         A function that then calls torch itself has all that torch has: its autograd, which keeps
-        what it needs and no more, and the memory layout of its results.
+        what it needs and no more, the memory layout of its results, and the compiler's fusions.
         """
-        if torch.compiler.is_compiling() or type(args[self._tensors[0]]) is not torch.Tensor:
+        if torch.compiler.is_exporting():
             return False
-        elements = sum(t.numel() for t in self._tensors_of(args))
-        return elements < self.least or self._chosen(args) is None
+        if torch.compiler.is_compiling():
+            device = args[self._tensors[0]].device
+            dtypes = tuple([str(a.dtype) if hasattr(a, "dtype") else "" for a in args])
+            return not has_kernels(self._dispatch.number, device.type, device.index, dtypes)
+        if type(args[self._tensors[0]]) is not torch.Tensor:
+            return False
+        return not self.is_large(*self._tensors_of(args)) or self._chosen(args) is None
 
     # -- a call ------------------------------------------------------------------------------------
 
@@ -202,12 +220,14 @@ class LibraryOperator:
         for tensor in tensors:
             if type(tensor) not in PLAIN or tensor.layout is not torch.strided or tensor.is_neg():
                 return None
+            if tensor.is_nested or _legacy_batched(tensor):
+                return None
             if tensor.requires_grad:
                 learns = True
             if not tensor.is_contiguous() or tensor.data_ptr() % _ALIGNMENT:
                 ready = False
         call = self._calls.get((*map(_kind, tensors), *self._others_of(args)))
-        if call is None:
+        if call is None or (_deterministic() and not call.repeats):
             return None
         if self._check is not None:
             self._check(*args)
@@ -275,9 +295,17 @@ class LibraryOperator:
         tensors = self._tensors_of(args)
         key = (*map(_kind, tensors), *self._others_of(args))
         try:
-            return self._calls[key]
+            call = self._calls[key]
         except KeyError:
-            return self._dispatch.choose(key, tensors, self._dims, args)
+            call = self._dispatch.choose(key, tensors, self._dims, args)
+        if call is not None and not call.repeats and _deterministic():
+            self._dispatch.warn(
+                f"deterministic {call.kernel}",
+                "torch.use_deterministic_algorithms is on, and the order of the atomic operations "
+                f"of its kernel {call.kernel} differs from call to call",
+            )
+            return None
+        return call
 
     def _launch(self, call: Call | None, args: Sequence[Any]) -> Any:
         if call is None:
@@ -313,6 +341,8 @@ class LibraryOperator:
         for i in self._mutated:
             if passed[i] is not args[i]:
                 args[i].copy_(passed[i])
+        if self._mutated:  # autograd refuses a graph that has saved what was there before
+            increment_version([args[i] for i in self._mutated])
         return result
 
     def _instead_of(self, call: Call, error: Exception, args: Sequence[Any]) -> Any:

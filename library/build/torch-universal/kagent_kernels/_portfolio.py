@@ -47,12 +47,15 @@ class CheckedRegion:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One kernel of a table."""
+    """One kernel of a table. `repeats`: whether equal calls have equal bits; tables of before
+    2026-11-30 do not say so.
+    """
 
     id: str
     language: str
     capabilities: tuple[str, ...]
     pitched: bool
+    repeats: bool
     configs: tuple[Mapping[str, object], ...]
     regions: tuple[CheckedRegion, ...]
 
@@ -116,6 +119,28 @@ class Portfolio:
             tensor = args[self.dtype_from]
         return str(tensor.dtype).removeprefix("torch.")
 
+    def dtype_among(self, dtypes: Sequence[str]) -> str:
+        """The same of the names of all arguments' dtypes, "" of those that are no tensors."""
+        if isinstance(self.dtype_from, str):
+            return self.dtype_from
+        found = next(d for d in dtypes if d) if self.dtype_from is None else dtypes[self.dtype_from]
+        return found.removeprefix("torch.")
+
+    def lacks(self, device: DeviceEntry, dtype: str) -> str | None:
+        """Say why no call of a dtype on a device has a kernel; None where some may. `device`: its
+        points are not looked at.
+        """
+        able = self._able(device)
+        if self._table(device) is None or not able:
+            return self._unknown_device(device)
+        dtypes = {r.dtype for k in able.values() for r in k.regions}
+        if dtype in dtypes:
+            return None
+        return (
+            f"its kernels for {device.name} were checked with {_listed(dtypes)}, not {dtype}. "
+            f"Convert the tensors, or export a run of the task {self.task} with this dtype"
+        )
+
     def choose(
         self,
         device: DeviceEntry,
@@ -131,18 +156,10 @@ class Portfolio:
             dims: Values of the task's dimensions and flags.
             failed: Kernels that did not run here.
         """
-        table = self._table(device)
-        if table is None:
-            return ReferenceCall(self._unknown_device(device))
-        able = {i: k for i, k in self.kernels.items() if device.capability in k.capabilities}
-        if not able:
-            return ReferenceCall(self._unknown_device(device))
-        dtypes = {r.dtype for k in able.values() for r in k.regions}
-        if dtype not in dtypes:
-            return ReferenceCall(
-                f"its kernels for {device.name} were checked with {_listed(dtypes)}, not {dtype}. "
-                f"Convert the tensors, or export a run of the task {self.task} with this dtype"
-            )
+        if (reason := self.lacks(device, dtype)) is not None:
+            return ReferenceCall(reason)
+        table, able = self._table(device), self._able(device)
+        assert table is not None
         points = _by_distance(table.points, dtype, dims)
         if elements(dims) < min((elements(p.dims) for p in points), default=0):
             return ReferenceCall()
@@ -153,6 +170,10 @@ class Portfolio:
             if kernel is not None and any(r.covers(dtype, dims) for r in kernel.regions):
                 return Chosen(kernel, point.config.get(kernel.id, 0))
         return ReferenceCall()
+
+    def _able(self, device: DeviceEntry) -> Mapping[str, Kernel]:
+        """Kernels that were compiled for a device."""
+        return {i: k for i, k in self.kernels.items() if device.capability in k.capabilities}
 
     def _table(self, device: DeviceEntry) -> DeviceEntry | None:
         own = self.devices.get(device.name)
@@ -185,6 +206,7 @@ def read_portfolio(path: Path) -> Portfolio:
             language=k["language"],
             capabilities=tuple(k["capabilities"]),
             pitched=k["pitched"],
+            repeats=k.get("repeats", False),
             configs=tuple(k["configs"]) or ({},),
             regions=tuple(map(_region, k["regions"])),
         )

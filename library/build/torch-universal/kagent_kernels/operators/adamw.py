@@ -35,6 +35,9 @@ def adamw(
 ) -> None:
     """A step of AdamW in place: parameters and both moments, element by element.
 
+    No gradient: to ask for one is an error (NotImplementedError). Calls with fewer elements than
+    the smallest measured call (CARD.md: least size) use torch.
+
     Args:
         param: [M, N], written to.
         grad: [M, N].
@@ -51,7 +54,7 @@ def adamw(
     if wants_gradient(param, grad, exp_avg, exp_avg_sq, lr, step):
         raise NotImplementedError("adamw has no gradient: call it under torch.no_grad()")
     ours = plain(param, grad, exp_avg, exp_avg_sq, lr, step) and (
-        param.numel() + grad.numel() + exp_avg.numel() + exp_avg_sq.numel() + lr.numel() + step.numel() >= _operator.least
+        _operator.is_large(param, grad, exp_avg, exp_avg_sq, lr, step)
         or wants_gradient(param, grad, exp_avg, exp_avg_sq, lr, step)
     )
     if not ours:

@@ -46,6 +46,8 @@ def fused_adamw(
     A kernel takes a matrix [M, N], another one [N, N], and vectors [N] and [M], all of one dtype;
     as many such layers as there are among the parameters are stepped by it.
 
+    No gradient: call it under torch.no_grad(), as optimisers do.
+
     Args:
         params: Tensors of any shapes.
         grads: Their gradients, of the same shapes and dtypes.
@@ -105,6 +107,8 @@ def adamw_tensors(
 ) -> None:
     """Step a layer's parameters and moments, in place; the matrices decay.
 
+    No gradient: call it under torch.no_grad(), as optimisers do.
+
     Args:
         wide: [M, N].
         square: [N, N], of the dtype of `wide`, as the next two.
@@ -137,7 +141,7 @@ def adamw_tensors(
     )
     # fmt: on
     _refuse_gradients(tensors)
-    ours = plain(*tensors) and sum(t.numel() for t in tensors) >= _adamw_tensors.least
+    ours = plain(*tensors) and _adamw_tensors.is_large(*tensors)
     (_adamw_tensors if ours else _reference)(*tensors, beta1, beta2, eps, weight_decay)
 
 
@@ -174,14 +178,17 @@ def _step(
     eps: float,
     weight_decay: float,
 ) -> None:
-    """Step one tensor in float32, with torch; the step's own numbers are of float64."""
+    """Step one tensor in float32, or its wider dtype, with torch; the step's own numbers are of
+    float64.
+    """
+    wide = torch.promote_types(param.dtype, torch.float32)
     first, second = 1 - beta1 ** step.double(), 1 - beta2 ** step.double()
-    g = grad.float()
-    m = beta1 * exp_avg.float() + (1 - beta1) * g
-    v = beta2 * exp_avg_sq.float() + (1 - beta2) * g * g
-    root = v.sqrt() * second.rsqrt().to(v.dtype) + eps
-    kept = (1 - lr.double() * weight_decay).to(v.dtype)
-    param.copy_(param.float() * kept - (lr.double() / first).to(v.dtype) * (m / root))
+    g = grad.to(wide)
+    m = beta1 * exp_avg.to(wide) + (1 - beta1) * g
+    v = beta2 * exp_avg_sq.to(wide) + (1 - beta2) * g * g
+    root = v.sqrt() * second.rsqrt().to(wide) + eps
+    kept = (1 - lr.double() * weight_decay).to(wide)
+    param.copy_(param.to(wide) * kept - (lr.double() / first).to(wide) * (m / root))
     exp_avg.copy_(m)
     exp_avg_sq.copy_(v)
 

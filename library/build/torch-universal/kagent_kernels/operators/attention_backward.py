@@ -34,6 +34,9 @@ def attention_backward(
     """Gradients of scaled dot product attention from what the forward pass keeps, causal or full,
     with grouped-query heads.
 
+    No gradient: to ask for one is an error (NotImplementedError). Calls with fewer elements than
+    the smallest measured call (CARD.md: least size) use torch.
+
     Args:
         grad: [B, H, S, D].
         q: [B, H, S, D].
@@ -49,7 +52,7 @@ def attention_backward(
         dv: [B, Hkv, S, D].
     """
     ours = plain(grad, q, k, v, o, lse) and (
-        grad.numel() + q.numel() + k.numel() + v.numel() + o.numel() + lse.numel() >= _operator.least
+        _operator.is_large(grad, q, k, v, o, lse)
         or wants_gradient(grad, q, k, v, o, lse)
     )
     if not ours:

@@ -30,6 +30,9 @@ def attention_train(
     """Scaled dot product attention as training needs it: the result and the scores' log-sum-exp,
     causal or full, with grouped-query heads.
 
+    No gradient: to ask for one is an error (NotImplementedError). Calls with fewer elements than
+    the smallest measured call (CARD.md: least size) use torch.
+
     Args:
         q: [B, H, S, D].
         k: [B, Hkv, S, D].
@@ -41,7 +44,7 @@ def attention_train(
         lse: [B, H, S].
     """
     ours = plain(q, k, v) and (
-        q.numel() + k.numel() + v.numel() >= _operator.least
+        _operator.is_large(q, k, v)
         or wants_gradient(q, k, v)
     )
     if not ours:

@@ -28,6 +28,9 @@ def fp8_linear(
 ) -> torch.Tensor:
     """Linear layer of 8-bit floating-point numbers (e4m3) with a scale for each operand.
 
+    No gradient: to ask for one is an error (NotImplementedError). Calls with fewer elements than
+    the smallest measured call (CARD.md: least size) use torch.
+
     Args:
         x: [M, K], float8_e4m3fn.
         weight: [N, K], float8_e4m3fn.
@@ -38,7 +41,7 @@ def fp8_linear(
         y: [M, N].
     """
     ours = plain(x, weight, scale_x, scale_weight) and (
-        x.numel() + weight.numel() + scale_x.numel() + scale_weight.numel() >= _operator.least
+        _operator.is_large(x, weight, scale_x, scale_weight)
         or wants_gradient(x, weight, scale_x, scale_weight)
     )
     if not ours:

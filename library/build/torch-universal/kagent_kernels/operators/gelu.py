@@ -33,7 +33,7 @@ def gelu(input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
     Returns:
         The same shape and dtype, contiguous.
     """
-    if not plain(input) or input.numel() < _gelu.least:
+    if not plain(input) or not _gelu.is_large(input):
         return F.gelu(input, approximate="tanh")
     if input.dim() == 2:
         return _gelu(input)

@@ -36,7 +36,7 @@ def gelu_backward(
         dx: [M, N].
     """
     ours = plain(grad, x) and (
-        grad.numel() + x.numel() >= _operator.least
+        _operator.is_large(grad, x)
         or wants_gradient(grad, x)
     )
     if not ours:

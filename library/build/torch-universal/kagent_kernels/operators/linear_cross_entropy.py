@@ -4,10 +4,11 @@
     criterion = FusedLinearCrossEntropyLoss(ignore_index=-100)
     loss = criterion(lm_head.weight, hidden, target)      # the order of Liger's module
 
-Logits are never in memory as a whole. Loss and both gradients come out of the forward pass, and the
-backward pass has nothing left to do but to multiply them by the gradient that comes in: in place,
-and not at all where that is 1. With retain_graph=True, create_graph=True and under torch.compile
-the products are new tensors.
+Many logits are never in memory as a whole: where no kernel was checked, torch computes 2^27 of them
+at a time, and adds up gradients of the weight in float32. Loss and both gradients come out of the
+forward pass, and the backward pass has nothing left to do but to multiply them by the gradient that
+comes in: in place, and not at all where that is 1. With retain_graph=True, create_graph=True and
+under torch.compile the products are new tensors.
 
 - The loss is the mean over the targets that count, in float32 also of 16-bit tensors (float64 of
   float64); NaN where none counts.
@@ -38,6 +39,7 @@ __all__ = ["FusedLinearCrossEntropyLoss", "linear_cross_entropy"]
 
 _IGNORED = -100  # what every kernel knows; other values of ignore_index are replaced by it
 _LOGITS = 1 << 25  # held at once where the loss alone is computed
+_LOGITS_LEARNED = 1 << 27  # where torch computes gradients, too: fewer sums of weight gradients
 
 
 def linear_cross_entropy(
@@ -93,8 +95,9 @@ def linear_cross_entropy(
         # One that has kernels' own number is out of range, and stays so.
         target = target.masked_fill(target == _IGNORED, linear_weight.shape[0])
         target = target.masked_fill(target == ignore_index, _IGNORED)
-    if _linear_cross_entropy.is_torchs(input, linear_weight, target, _IGNORED):
-        return _torch(input, linear_weight, target, _IGNORED)
+    few = input.shape[0] * linear_weight.shape[0] <= _LOGITS_LEARNED
+    if few and _linear_cross_entropy.is_torchs(input, linear_weight, target, _IGNORED):
+        return _torch(input, linear_weight, target, _IGNORED)  # one kernel less, and derivatives
     return _linear_cross_entropy.op(input, linear_weight, target, _IGNORED)[0]
 
 
@@ -173,8 +176,28 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
 def _reference(
     x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, ignore_index: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    count = (target != ignore_index).sum()
+    tokens = max(1, _LOGITS_LEARNED // max(1, weight.shape[0]))
+    if x.shape[0] <= tokens:
+        return _part(x, weight, target, ignore_index, count)
+    loss, dx, dw = _wide(x.new_zeros(())), [], _wide(torch.zeros_like(weight))
+    for h, t in zip(x.split(tokens), target.split(tokens), strict=True):
+        of_loss, of_x, of_weight = _part(h, weight, t, ignore_index, count)
+        loss += of_loss
+        dx.append(of_x)
+        dw += of_weight
+    return loss, torch.cat(dx), dw.to(weight.dtype)
+
+
+def _part(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    target: torch.Tensor,
+    ignore_index: int,
+    count: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Share of some tokens in a mean over `count` targets, and both gradients of that."""
     kept = target != ignore_index
-    count = kept.sum()
     column = target.where(kept, 0)[:, None]
     log_p = torch.log_softmax(_wide(F.linear(x, weight)), -1)
     loss = -log_p.gather(1, column)[:, 0].where(kept, 0).sum() / count

@@ -28,6 +28,9 @@ def rms_norm_backward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradients of RMS norm: of its input and of its weight.
 
+    No gradient: to ask for one is an error (NotImplementedError). Calls with fewer elements than
+    the smallest measured call (CARD.md: least size) use torch.
+
     Args:
         grad: [M, N].
         x: [M, N].
@@ -39,7 +42,7 @@ def rms_norm_backward(
         dweight: [N].
     """
     ours = plain(grad, x, weight) and (
-        grad.numel() + x.numel() + weight.numel() >= _operator.least
+        _operator.is_large(grad, x, weight)
         or wants_gradient(grad, x, weight)
     )
     if not ours:

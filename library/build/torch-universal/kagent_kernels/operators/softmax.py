@@ -36,7 +36,7 @@ def softmax(input: torch.Tensor, dim: int = -1) -> torch.Tensor:  # noqa: A002 -
     Returns:
         The same shape; the same dtype, or float32 under a GPU's autocast.
     """
-    if not plain(input) or input.numel() < _softmax.least:
+    if not plain(input) or not _softmax.is_large(input):
         return torch.softmax(input, dim)
     if input.device.type != "cpu" and autocast_dtype(input) is not None:
         input = input.float()  # noqa: A001
