@@ -242,3 +242,36 @@ def test_a_device_that_is_not_the_current_one(library):
     x = torch.randn(512, 1024, device="cuda:1", dtype=torch.bfloat16)
     assert torch.cuda.current_device() == 0
     torch.testing.assert_close(library.softmax.softmax(x), torch.softmax(x, -1))
+
+
+def test_autograd_sees_what_a_kernel_writes(tmp_path):
+    """The first call of a kind is on copies, the others are not."""
+    library = made(tmp_path / "lib", "steps_gpu", {"adamw_tensors": "triton_chunks.py"})
+    shapes = [(1024, 512), (512, 512), (512,), (1024,)]
+    params, grads = ([torch.randn(s, device="cuda") for s in shapes] for _ in range(2))
+    moments = [[torch.zeros(s, device="cuda") for s in shapes] for _ in range(2)]
+    lr, step = torch.tensor(0.01, device="cuda"), torch.tensor(1.0, device="cuda")
+    weight = params[0].requires_grad_()
+    for _ in range(3):
+        loss = (weight * weight).sum()
+        with torch.no_grad():
+            library.adamw_tensors.fused_adamw(params, grads, *moments, lr=lr, step=step)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+def test_in_deterministic_mode_torch_takes_what_atomics_would_order(tmp_path):
+    device = torch.device("cuda", 0)
+    package = assemble(tmp_path / "lib", "ordered_gpu_ops", ("attention",), device)
+    source = (SEEDS / "attention" / "triton_flash.py").read_text()
+    package.add_kernel("attention", source, language="triton", repeats=False)
+    library = package.imported("ordered_gpu_library")
+    q, k, v = torch.randn(3, 2, 4, 256, 64, device="cuda", dtype=torch.bfloat16)
+    library.attention.attention(q, k, v)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.warns(UserWarning, match="order of the atomic operations"):
+            found = library.attention.attention(q, k, v)
+        torch.testing.assert_close(found, F.scaled_dot_product_attention(q, k, v), rtol=0, atol=0)
+    finally:
+        torch.use_deterministic_algorithms(False)
