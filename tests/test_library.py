@@ -164,7 +164,7 @@ def test_a_stage_that_runs_on_another_day_is_added_to_what_is_known(session, tmp
     assert line.endswith(" | 1 of 2; × eager 2 | clean | 2026-12-01 |")
     assert read_library(kept).changed() == []
     table = read_library(kept).package / "portfolio" / "attention.json"
-    table.write_text(table.read_text().replace("\"least\": ", "\"least\": 1"))
+    table.write_text(table.read_text().replace('"least": ', '"least": 1'))
     with pytest.raises(UserError, match="operators as they are"):
         library_table.add(out / "figures.json", kept)
 
@@ -201,7 +201,7 @@ def test_results_of_an_operator_as_it_was_do_not_count(session):
     disk = read_library(session.library)
     table = disk.package / "portfolio" / "attention.json"
     assert library.unknown_to(session, "bench") == []
-    table.write_text(table.read_text().replace("\"least\": ", "\"least\": 1"))
+    table.write_text(table.read_text().replace('"least": ', '"least": 1'))
     assert library.gather(session)["operators"]["attention"] == {}
     assert library.unknown_to(session, "bench") == ["attention"]
 

@@ -14,7 +14,7 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING
@@ -113,6 +113,20 @@ def _memory(like: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     import torch
 
     return torch.empty_strided(like.shape, strides, dtype=like.dtype, device=like.device)
+
+
+def drawer(call: BaselineCall, device: torch.device) -> Callable[[int], Mapping[str, object]]:
+    """Returns the arguments of a call, drawn anew for each turn, the same for all that ask for one
+    turn after the other.
+    """
+    module = _import(call.reference)
+
+    @functools.lru_cache(maxsize=1)
+    def draw(turn: int) -> Mapping[str, object]:
+        seed = (call.seed + 1_000_003 * turn) % 2**31
+        return make_inputs(replace(call, seed=seed), device, module)
+
+    return draw
 
 
 def make_call(

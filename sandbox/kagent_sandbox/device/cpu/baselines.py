@@ -8,7 +8,7 @@ import ctypes
 import functools
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -34,8 +34,19 @@ _LEAST_SAMPLES = 5
 class CpuBaseline:
     """A compiled and warm baseline, over several copies of its inputs."""
 
-    def __init__(self, function: functools.partial[object]) -> None:
-        """Compile, warm up and copy inputs; whatever the function raises is passed on."""
+    def __init__(
+        self,
+        function: functools.partial[object],
+        draw: Callable[[int], Mapping[str, object]] | None = None,
+    ) -> None:
+        """Compile, warm up and copy inputs; whatever the function raises is passed on.
+
+        Args:
+            function: The baseline, bound to inputs.
+            draw: Returns other inputs for each turn of samples; None: they stay the same.
+        """
+        self._draw = draw
+        self._turns = 0
         _keep_freed_memory()
         for _ in range(_WARM_UP):
             void(function())
@@ -54,6 +65,11 @@ class CpuBaseline:
 
     def samples(self, count: int) -> list[float]:
         """`count` times in µs of one execution: each sample calls it once on every set."""
+        if self._draw is not None:  # where its time depends on what is drawn, that is an average
+            self._original = [
+                t for t in self._draw(self._turns).values() if isinstance(t, torch.Tensor)
+            ]
+            self._turns += 1
         with self._priority:
             return [self._sample_us() for _ in range(count)]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 
-from kagent_sandbox.device.baseline_calls import forget_compiled, make_call
+from kagent_sandbox.device.baseline_calls import drawer, forget_compiled, make_call
 from kagent_sandbox.device.cpu.baselines import CpuBaseline
 from kagent_sandbox.device.device_memory import lacks_memory
 from kagent_sandbox.device.interface import LEAST_US
@@ -39,12 +39,13 @@ class CpuRaceBaselines:
     def open(self, calls: Sequence[BaselineCall], arena: Arena) -> OpenedInJudge:
         """See `BaselineSource`."""
         del arena
+        draw = drawer(calls[0], torch.device("cpu"))  # they differ in nothing but the name
         ready: dict[str, CpuBaseline] = {}
         missing: dict[str, str] = {}
         lacking: list[str] = []
         for call in calls:
             try:
-                ready[call.name] = CpuBaseline(make_call(call, torch.device("cpu")))
+                ready[call.name] = CpuBaseline(make_call(call, torch.device("cpu")), draw)
             except Exception as e:  # noqa: BLE001 - an expert or a compiler may raise anything
                 missing[call.name] = f"{type(e).__name__}: {e}".partition("\n")[0]
                 if lacks_memory(e):

@@ -223,8 +223,7 @@ class Racer:
                         time.monotonic() >= until or self._clear(timed.blocks, theirs)
                     ):
                         break
-                    # Everyone is next to everyone, and first and last, equally often.
-                    for name in _order([*sides, *theirs], turn):
+                    for name in order([*sides, *theirs], turn):
                         if opened is not None and name in theirs:
                             with session.paused():  # whatever the candidates may be up to
                                 theirs[name].append(tuple(opened.samples(name, block)))
@@ -374,8 +373,15 @@ def _paired_samples(
     return estimates.PairedSamples(tuple(tuple(x) for x in a), tuple(tuple(x) for x in b))
 
 
-def _order(names: Sequence[str], turn: int) -> list[str]:
-    """Rotated by one place every two turns, and reversed every other turn."""
-    shift = turn // 2 % len(names)
-    rotated = [*names[shift:], *names[:shift]]
-    return rotated[::-1] if turn % 2 else rotated
+def order(names: Sequence[str], turn: int) -> list[str]:
+    """An order of names in which, over as many turns as there are names (twice as many where that
+    is odd), each is first and last equally often, and right after each other one equally often. Of
+    every two turns the second one reverses the first.
+
+    Source: E. J. Williams, Experimental designs balanced for the estimation of residual effects of
+    treatments, Australian Journal of Scientific Research A 2 (1949).
+    """
+    n, shift = len(names), turn // 2
+    places = [(i + 1) // 2 if i % 2 else -(i // 2) for i in range(n)]  # 0, 1, -1, 2, -2, ...
+    found = [names[(place + shift) % n] for place in places]
+    return found[::-1] if turn % 2 else found

@@ -1,4 +1,4 @@
-"""The baselines of a task in a race, on inputs of seeds of their own. Where they run is the
+"""The baselines of a task in a race, on inputs of a seed of their own. Where they run is the
 device's to say (`BaselineSource`).
 """
 
@@ -59,8 +59,11 @@ class RaceBaselines:
 
     def open(self, case: Case, arena: Arena) -> OpenBaselines:
         """Compile and warm up all baselines of a case; those that fail are left out."""
-        names = baseline_names(self.task, self.modes)
-        return self.source.open([self._call(case, name) for name in names], arena)
+        names, seed = baseline_names(self.task, self.modes), secrets.randbits(31)
+        return self.source.open([self._call(case, name, seed) for name in names], arena)
 
-    def _call(self, case: Case, name: str) -> BaselineCall:
-        return baseline_call(self.task, case, name, secrets.randbits(31))
+    def _call(self, case: Case, name: str, seed: int = 0) -> BaselineCall:
+        """A baseline of a case. All of a race have one seed: no way of torch is the fastest because
+        its draw is, where the time depends on that.
+        """
+        return baseline_call(self.task, case, name, seed)

@@ -15,6 +15,7 @@ from kagent_sandbox.data.records import from_json, to_json
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.device.baseline_calls import (
     BaselineUnavailableError,
+    drawer,
     forget_compiled,
     make_call,
 )
@@ -345,6 +346,29 @@ def test_where_torchs_compiler_is_off_it_is_not_imported(tmp_path, monkeypatch):
     assert torch.equal(call(), 2 * call.keywords["x"] + 3)
     forget_compiled()
     assert "torch._dynamo" not in sys.modules
+
+
+def test_each_turn_of_samples_has_inputs_of_its_own_which_all_baselines_share(tmp_path):
+    """Where a time depends on the draw, one draw would decide the verdict."""
+    task = make_task(tmp_path)
+    calls = [baselines.baseline_call(task, task.cpu.bench[1], "eager", 7)] * 2
+    draw, seen = drawer(calls[0], torch.device("cpu")), [[], []]
+    ready = []
+    for call, values in zip(calls, seen, strict=True):
+        made = make_call(call, torch.device("cpu"))
+
+        def watched(*, x, c, made=made, values=values):
+            values.append(float(x[0, 0]))
+            return made.func(x=x, c=c)
+
+        ready.append(CpuBaseline(type(made)(watched, **made.keywords), draw))
+    for values in seen:
+        values.clear()
+    for _ in range(3):
+        for baseline in ready:
+            baseline.samples(2)
+    assert seen[0] == seen[1]
+    assert len(set(seen[0])) == 3
 
 
 def test_samples_rotate_over_copies_of_the_inputs(tmp_path):

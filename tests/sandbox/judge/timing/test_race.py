@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -121,3 +122,16 @@ def test_the_best_of_torch_is_not_known_where_one_of_its_ways_lacked_memory(race
     found = race(itertools.repeat(1e9), 0.0, lacking=("best",))
     assert found.versus_torch("good").verdict is SpeedVerdict.FASTER
     assert found.lacking_modes == {}
+
+
+@pytest.mark.parametrize("count", range(2, 8))
+def test_everyone_is_first_and_last_and_after_everyone_equally_often(count):
+    names = [str(i) for i in range(count)]
+    turns = [race_module.order(names, t) for t in range(2 * count)]
+    assert all(sorted(t) == names for t in turns)
+    assert all(a == b[::-1] for a, b in zip(turns[::2], turns[1::2], strict=True))
+    for place in (0, -1):
+        assert set(Counter(t[place] for t in turns).values()) == {2}
+    after = Counter(pair for t in turns for pair in itertools.pairwise(t))
+    assert set(after.values()) == {2}
+    assert len(after) == count * (count - 1)
