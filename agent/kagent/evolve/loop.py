@@ -141,8 +141,8 @@ class Evolution:
         Raises:
             RunError: The store cannot be written.
             MachineError: The machine failed; what was recorded until then is kept.
-            ModelError: The model failed for good, or three times in a row; all that was answered
-                before is evaluated and kept.
+            ModelError: The model failed for good, or several times in a row; all that was answered
+                before, and by calls under way then, is evaluated and kept.
         """
         name, task = self._store.folder.name, self._setting.task.name
         if self._limits.seconds is not None:
@@ -320,8 +320,7 @@ class Evolution:
         except CapReached as e:
             self._ended = e.stop
         except ModelError as e:
-            self._ended, self._failure = Stop.FAILED, e
-            await self._queue.cancel()
+            self._ended, self._failure = Stop.FAILED, e  # calls under way come home: they are paid
         if self._evaluations and self._evaluations[0].task in done:
             await self._finish_one()
 

@@ -108,7 +108,7 @@ def evolve(
             resumed = opened.enter_context(RunStore.open(resume))
             past = resumed.history()
             done = past.lineage.counted
-            if "budget" not in config.model_fields_set:
+            if not config.is_flag("budget"):
                 budget = past.budget or config.budget  # the run's own, unless another one is given
         trials = _try_models(config, observe)
         phases = PhaseClock(
@@ -211,14 +211,13 @@ def resolve_config(
         config = config.model_copy(update=kept)
     found = recording(config, task.name)
     if found is not None:
-        given = config.model_fields_set
         if not fleet_of(config).has(found.kind):
             raise UserError(
                 f"{found.name} holds kernels for an NVIDIA GPU, and {place_of(config)} has none: "
                 "replay it where there is one"
             )
-        update: dict[str, object] = {} if "lang" in given else {"lang": found.lang}
-        if "budget" not in given and manifest is None:
+        update: dict[str, object] = {} if config.is_flag("lang") else {"lang": found.lang}
+        if not config.is_flag("budget") and manifest is None:
             update["budget"] = found.evaluations
         config = config.model_copy(update=update)
     check_models(config)

@@ -41,15 +41,23 @@ class ModelError(KagentError):
         permanent: Asking again cannot help: the key, the model's name, the quota, the address.
         served: The model is there: only this reply came to nothing, or it is busy.
         usage: What the call cost: an empty or refused reply is paid for too.
+        wait_s: Seconds that the server asks to wait before another call; 0 where it does not.
     """
 
     def __init__(
-        self, message: str, *, permanent: bool, served: bool = False, usage: Usage = NOTHING
+        self,
+        message: str,
+        *,
+        permanent: bool,
+        served: bool = False,
+        usage: Usage = NOTHING,
+        wait_s: float = 0.0,
     ) -> None:
         super().__init__(message)
         self.permanent = permanent
         self.served = served
         self.usage = usage
+        self.wait_s = wait_s
 
 
 def join_surrogates(text: str) -> str:

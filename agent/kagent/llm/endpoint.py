@@ -83,6 +83,7 @@ class Endpoint:
                 permanent=failure.permanent,
                 served=failure.served,
                 usage=usage,
+                wait_s=failure.wait_s,
             )
         buffer = call.buffer
         return Reply(

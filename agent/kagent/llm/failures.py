@@ -29,12 +29,13 @@ _SECRET_FROM = 8  # characters: shorter keys are placeholders such as EMPTY
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failure: its description, the remedy, and the two facts of `ModelError`."""
+    """A failure: its description, the remedy, and facts of `ModelError`."""
 
     what: str
     remedy: str
     permanent: bool = False
     served: bool = False
+    wait_s: float = 0.0
 
 
 KEY_UNSENDABLE = Failure("the key cannot be sent in a header", KEY_REMEDY, permanent=True)
@@ -118,11 +119,12 @@ def of_status(error: openai.APIStatusError, model: ModelConfig, tries: int, say:
         return Failure(f"serves no chat completions there ({said})", remedy, permanent=True)
     if status == 429:
         asked = _asked_to_wait(error.response, say)
-        return Failure(
-            f"limits the rate{asked} ({said}), {_tried(tries)}", "lower in_flight", served=True
-        )
+        what = f"limits the rate{asked} ({said}), {_tried(tries)}"
+        wait = wait_s(error.response)
+        return Failure(what, "lower in_flight", served=True, wait_s=wait)
     if status >= 500 or status in (408, 409):
-        return Failure(f"failed ({said}), {_tried(tries)}", AGAIN, served=True)
+        what, wait = f"failed ({said}), {_tried(tries)}", wait_s(error.response)
+        return Failure(what, AGAIN, served=True, wait_s=wait)
     if status == 413 or (status in (400, 422) and too_much(text)):
         remedy = f"lower reply_tokens ({model.reply_tokens}), or take a model with a larger context"
         return Failure(f"cannot take that much ({said})", remedy)
@@ -133,6 +135,14 @@ def _knows_no_model(error: openai.APIStatusError, text: str) -> bool:
     said = text.lower()
     stated = error.code in _NOT_FOUND or error.type in _NOT_FOUND
     return stated or ("model" in said and any(words in said for words in _NO_MODEL))
+
+
+def wait_s(response: httpx2.Response) -> float:
+    """Seconds that Retry-After asks to wait; 0 where it says nothing, or a date."""
+    try:
+        return max(0.0, float(response.headers.get("retry-after", "0")))
+    except ValueError:
+        return 0.0
 
 
 def _asked_to_wait(response: httpx2.Response, say: Scrub) -> str:

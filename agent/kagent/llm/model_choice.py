@@ -3,6 +3,7 @@
 A model's rate is the logarithm of the speed-up that its promotions brought, per dollar, or per
 second of its calls where a price is not known. Calls are shared in proportion to weight and to the
 square of the rate: luck in a few calls decides little, twice the rate means four times the calls.
+A call without a reply is no candidate's and has no rate: each in a row halves a model's share.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from types import MappingProxyType
 
 from kagent.llm.model_config import ModelConfig
 from kagent.runs.lineage import Lineage
@@ -24,7 +26,12 @@ FLOOR = 0.2
 
 
 def choose(
-    models: Sequence[ModelConfig], lineage: Lineage, rng: random.Random, *, bandit: bool
+    models: Sequence[ModelConfig],
+    lineage: Lineage,
+    rng: random.Random,
+    *,
+    bandit: bool,
+    failed: Mapping[str, int] = MappingProxyType({}),
 ) -> str:
     """Name of the model to ask. Equal arguments give equal names.
 
@@ -33,15 +40,32 @@ def choose(
         lineage: What has been tried, by whom and with what success.
         rng: Drawn from once.
         bandit: Whether success counts, or weights alone.
+        failed: Calls in a row without a reply, by model.
     """
-    shares = shares_of(models, lineage, bandit=bandit)
+    shares = shares_of(models, lineage, bandit=bandit, failed=failed)
     return rng.choices(list(shares), list(shares.values()))[0]
 
 
 def shares_of(
-    models: Sequence[ModelConfig], lineage: Lineage, *, bandit: bool
+    models: Sequence[ModelConfig],
+    lineage: Lineage,
+    *,
+    bandit: bool,
+    failed: Mapping[str, int] = MappingProxyType({}),
 ) -> Mapping[str, float]:
     """Each model's probability of being asked."""
+    shares = _earned(models, lineage, bandit=bandit)
+    if not bandit or not any(failed.values()):
+        return shares
+    halved = {name: share / 2 ** failed.get(name, 0) for name, share in shares.items()}
+    total = sum(halved.values())
+    return {name: share / total for name, share in halved.items()}
+
+
+def _earned(
+    models: Sequence[ModelConfig], lineage: Lineage, *, bandit: bool
+) -> Mapping[str, float]:
+    """The same without a look at calls that failed."""
     total = sum(m.weight for m in models)
     plain = {m.name: m.weight / total for m in models}
     if not bandit:

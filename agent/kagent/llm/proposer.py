@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -74,6 +75,7 @@ class ModelProposer:
         self._observe = observe
         self.at_once = at_once
         self._bandit = bandit
+        self._failed = Counter[str]()  # calls in a row, by model
         self._paid: dict[int, list[ModelCall]] = {}  # by ask: failures and duplicates included
 
     async def propose(self, ask: Ask) -> Draft | None:
@@ -85,7 +87,9 @@ class ModelProposer:
 
     async def _call(self, ask: Ask, prompt: Prompt) -> Reply:
         configs = [m.config for m in self._models.values()]
-        model = self._models[choose(configs, ask.lineage, ask.rng(), bandit=self._bandit)]
+        rng = ask.rng("model")  # not the numbers by which a card is chosen
+        name = choose(configs, ask.lineage, rng, bandit=self._bandit, failed=self._failed)
+        model = self._models[name]
         most = most_of(model.config, prompt)
         async with self._spend_limit.reserve(most):
             begun = time.monotonic()
@@ -110,6 +114,7 @@ class ModelProposer:
                     error=str(e),
                 )
                 self._over(call, prompt, None)
+                self._failed[name] += 1
                 raise
             except asyncio.CancelledError:
                 waited_s = time.monotonic() - begun
@@ -124,6 +129,7 @@ class ModelProposer:
                 truncated=reply.truncated,
             )
             self._over(call, prompt, reply.text)
+            self._failed[name] = 0
             return reply
 
     def _over(self, call: ModelCall, prompt: Prompt, reply: str | None) -> None:

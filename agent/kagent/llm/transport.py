@@ -14,7 +14,15 @@ import httpx2
 from kagent.llm.arrivals import Arrivals
 from kagent.llm.chunks import ChunkReader
 from kagent.llm.event_stream import EventStream
-from kagent.llm.failures import ADDRESS_REMEDY, Failure, Scrub, Unusable, quota_used_up, shown
+from kagent.llm.failures import (
+    ADDRESS_REMEDY,
+    Failure,
+    Scrub,
+    Unusable,
+    quota_used_up,
+    shown,
+    wait_s,
+)
 from kagent.llm.response import ResponseBuffer, member
 
 STALL_S = 120.0
@@ -61,16 +69,8 @@ async def on_response(response: httpx2.Response) -> None:
         stated = None
     error = member(stated, "error") or stated
     spent = quota_used_up(response.status_code, member(error, "code"), member(error, "type"))
-    if spent or _wait_s(response) > call.deadline - time.monotonic():
+    if spent or wait_s(response) > call.deadline - time.monotonic():
         response.headers["x-should-retry"] = "false"
-
-
-def _wait_s(response: httpx2.Response) -> float:
-    """Return the wait that Retry-After asks for; 0 where it says nothing, or a date."""
-    try:
-        return float(response.headers.get("retry-after", "0"))
-    except ValueError:
-        return 0.0
 
 
 async def read_stream(parts: AsyncIterator[bytes], buffer: ResponseBuffer) -> None:

@@ -36,13 +36,13 @@ def memory_folder() -> Path:
 
 def keep(folder: Path, manifest: Manifest, history: History, task: Task) -> Path | None:
     """Write what is remembered of a run, instead of what was before; None where there is nothing:
-    no kernel is better than the task's own, and no technique was tried.
+    no kernel is better than the task's own, and no technique was tried; or the run is forgotten.
 
     Raises:
         RunError: The library cannot be written.
     """
     found = remember(folder, manifest, history, task)
-    if not found.kernels and not found.effects:
+    if (not found.kernels and not found.effects) or found.run in forgotten():
         return None
     place = memory_folder()
     with clear_errors(place):
@@ -53,18 +53,19 @@ def keep(folder: Path, manifest: Manifest, history: History, task: Task) -> Path
 
 
 def known(say: Callable[[str], None] = lambda _: None) -> list[Remembered]:
-    """All runs in the library, the earliest first; forgotten ones are not in it.
+    """All runs in the library, the earliest first, but for forgotten ones.
 
     Args:
         say: Is told of files that cannot be read; they are left out.
     """
-    found = []
+    found, without = [], forgotten()
     for path in sorted(memory_folder().glob("*.json")):
         try:
             record = from_json(Remembered, json.loads(read_regular(path, MOST_BYTES)))
             if not _ID.fullmatch(record.run):
                 raise RecordError(f"{record.run!r:.40} is no run's id")
-            found.append(record)
+            if record.run not in without:
+                found.append(record)
         except (OSError, ValueError, RecursionError, UserError) as e:
             say(f"{path} is left out: {e}")
     return sorted(found, key=lambda r: (r.started, r.run))

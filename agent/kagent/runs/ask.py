@@ -61,9 +61,9 @@ class Ask:
     pending: tuple[str, ...] = ()
     ideas: int = 1  # techniques to ask for at once
 
-    def rng(self) -> random.Random:
-        """This ask's own random numbers: the same on every replay."""
-        stream = f"{self.setting.seed}/{self.id}/propose/{self.attempt}"
+    def rng(self, use: str = "propose") -> random.Random:
+        """This ask's own random numbers for one use of them: the same on every replay."""
+        stream = f"{self.setting.seed}/{self.id}/{use}/{self.attempt}"
         return random.Random(stream)  # noqa: S311 - a search, not a secret
 
     @property

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kagent.evolve import ask_queue
 from kagent.evolve.loop import Limits
 from kagent.evolve.replayed import RecordedProposer as Repeater
 from kagent.llm.chat import ModelError, Reply
@@ -77,6 +78,20 @@ def made(script, store, *, spent=None, at_once=4, prices=PRICES, **caps):
         lambda event: None,
         at_once=at_once,
     )
+
+
+@pytest.fixture(autouse=True)
+def waits(monkeypatch):
+    """Calls that failed are made again at once; the seconds after which they would be."""
+    asked, real = [], ask_queue.first_new
+
+    async def soon(proposer, ask, known, attempts, after_s=0.0):
+        if after_s:
+            asked.append(after_s)
+        return await real(proposer, ask, known, attempts, after_s and 0.001)
+
+    monkeypatch.setattr(ask_queue, "first_new", soon)
+    return asked
 
 
 def stop_at(count):
@@ -234,7 +249,7 @@ def test_prose_counts_and_is_told_why(tmp_path):
     assert not any(c.proposal.operator is Operator.REPAIR for c in replies)
 
 
-def test_three_failures_in_a_row_end_the_run_and_keep_what_was_evaluated(tmp_path):
+def test_failures_in_a_row_end_the_run_and_keep_what_was_evaluated(tmp_path, waits):
     def answer(number):
         return (
             kernels(number)
@@ -244,14 +259,54 @@ def test_three_failures_in_a_row_end_the_run_and_keep_what_was_evaluated(tmp_pat
 
     stop, history, script, seen, _ = run(tmp_path, answer, at_once=1)
     assert isinstance(stop, ModelError)
-    assert script.calls == 7
-    assert [e.in_a_row for e in seen if isinstance(e, CallFailed)] == [1, 2, 3]
+    assert script.calls == 8
+    assert [e.in_a_row for e in seen if isinstance(e, CallFailed)] == [1, 2, 3, 4]
+    assert waits == list(ask_queue.WAITS_S)
     assert sum(c.proposal.origin is not None for c in history.lineage) == 4
-    assert history.spent.failed == 3
+    assert history.spent.failed == 4
     assert history.stop is Stop.FAILED
     assert history.race is None
     stop, history, _, _, _ = run(tmp_path, lambda n: kernels(n + 8), at_once=1)
     assert stop is Stop.BUDGET
+
+
+def test_calls_that_fail_beside_each_other_are_one_failure(tmp_path):
+    """As an outage of seconds makes all of them fail."""
+
+    def answer(number):
+        failed = ModelError("script: busy", permanent=False)
+        return (0.05, failed) if 4 <= number < 8 else kernels(number)
+
+    stop, history, _, seen, _ = run(tmp_path, answer, at_once=4)
+    assert stop is Stop.BUDGET
+    assert history.spent.failed == 4
+    assert {e.in_a_row for e in seen if isinstance(e, CallFailed)} == {1}
+
+
+def test_a_server_that_asks_to_wait_is_waited_for(tmp_path, waits):
+    def answer(number):
+        failed = ModelError("script: 429", permanent=False, wait_s=150.0 if number == 2 else 1e9)
+        return failed if number in (2, 6) else kernels(number)
+
+    stop, _, _, _, _ = run(tmp_path, answer, at_once=1)
+    assert stop is Stop.BUDGET
+    assert waits == [150.0, ask_queue.MOST_WAIT_S]
+
+
+def test_replies_that_come_beside_a_last_failure_are_evaluated(tmp_path):
+    """They are paid."""
+
+    def answer(number):
+        if number == 0:
+            return 0.02, ModelError("script: the key was refused", permanent=True)
+        return (0.02 if number < 3 else 0.2), kernels(number)
+
+    stop, history, script, _, _ = run(tmp_path, answer, at_once=4, budget=40)
+    assert isinstance(stop, ModelError)
+    assert script.calls == 4
+    assert sum(c.proposal.origin is not None for c in history.lineage) == 3
+    assert history.pending == ()
+    assert len(history.asks) == 1  # what was not answered, to be asked again
 
 
 def test_a_failure_between_replies_is_asked_again(tmp_path):
@@ -444,7 +499,9 @@ def test_a_limit_counts_calls_of_unknown_cost_in_later_sessions_too(tmp_path):
     _, history, _, _, _ = run(tmp_path, answer, at_once=1, max_dollars=1.0)
     assert history.spent.dollars == 0.0
     # 1000 tokens of a reply at 10 dollars a million, and a few of the prompt
-    assert history.spent.bound_dollars == pytest.approx(3 * 0.01, rel=0.01)
+    assert history.spent.bound_dollars == pytest.approx(
+        ask_queue.FAILURES_IN_A_ROW * 0.01, rel=0.01
+    )
     stop, history, script, _, _ = run(tmp_path, kernels, at_once=1, max_dollars=0.035)
     assert (stop, script.calls) == (Stop.COST, 0)
 

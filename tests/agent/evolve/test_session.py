@@ -10,7 +10,7 @@ import sys
 import pytest
 from doubling_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel_of_passes
 from kagent.config.settings import load_config
-from kagent.evolve.session import choose_seeds, evolve, new_manifest
+from kagent.evolve.session import choose_seeds, evolve, new_manifest, resolve_config
 from kagent.evolve.stored_run import setting_of, todays_task
 from kagent.runs.events import Phase, PhaseBegan, Progress, Raced, Started, Stop
 from kagent.runs.store import RunStore
@@ -151,3 +151,17 @@ def test_the_agent_does_without_torch():
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_budget_of_all_runs_is_none_of_a_recorded_one(task, tmp_path, monkeypatch):
+    """A file's, or a variable's, would cut its repetition off."""
+    from simulated_evolution import manifest
+
+    made = manifest(task="double", task_digest=find_task(task).digest, kind="cpu")
+    with RunStore.create(tmp_path, made) as store:
+        pass
+    monkeypatch.setenv("KAGENT_BUDGET", "2")
+    again = {"runs": tmp_path, "proposer": f"replay:{store.folder.name}"}
+    assert load_config().budget == 2
+    assert resolve_config(load_config(**again), find_task(task)).budget == 0  # as many as it had
+    assert resolve_config(load_config(**again, budget=7), find_task(task)).budget == 7

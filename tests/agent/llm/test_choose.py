@@ -107,6 +107,20 @@ def test_models_that_cost_nothing_are_asked_by_weight():
     assert shares_of([A, B], Lineage([SEED, free]), bandit=True) == {"a": 0.5, "b": 0.5}
 
 
+def test_a_model_whose_calls_fail_is_asked_less_and_less():
+    """What fails is no candidate, and so neither a gain nor a cost."""
+    made = [SEED, *(by(faster(i, i - 1, 1.1), "a") for i in range(1, 6))]
+    shares = [
+        shares_of([A, B], Lineage(made), bandit=True, failed={"b": times}) for times in (0, 1, 3, 9)
+    ]
+    assert [s["b"] for s in shares] == sorted((s["b"] for s in shares), reverse=True)
+    assert shares[0] == shares_of([A, B], Lineage(made), bandit=True)
+    assert shares[-1]["b"] < 0.01
+    assert sum(shares[-1].values()) == pytest.approx(1)
+    plain = shares_of([A, B], Lineage(made), bandit=False, failed={"b": 3})
+    assert plain == {"a": 0.5, "b": 0.5}
+
+
 def test_a_model_that_was_never_asked_comes_before_one_that_never_gained():
     made = [SEED, *(by(failure(i), "a") for i in range(1, 6))]
     shares = shares_of([A, B], Lineage(made), bandit=True)

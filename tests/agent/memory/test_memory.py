@@ -310,6 +310,16 @@ def test_runs_of_a_folder_are_known_without_being_kept_until_they_are_forgotten(
     assert recall.recall(wanted(task), tmp_path / "old")[0] == recall.Recalled()
 
 
+def test_a_run_that_is_forgotten_stays_so_when_it_goes_on(tmp_path):
+    task = toy_task(tmp_path / "task")
+    folder = kept(tmp_path, task)
+    assert [r.run for r in library.known()] == ["ab" * 8]
+    library.forget("ab" * 8)
+    with RunStore.open(folder, write=False) as store:
+        assert library.keep(folder, store.manifest, store.history(), task) is None
+    assert library.known() == []
+
+
 @pytest.mark.parametrize("text", [b"\xff\xfe", b"1" * (library.MOST_BYTES + 1)])
 def test_what_was_forgotten_does_not_come_back_when_the_list_is_damaged(
     tmp_path, own_library, text

@@ -365,3 +365,14 @@ def test_every_card_suits_some_task_and_is_written_out(name):
                 assert (f"**{heading}**" in prompt.user) == (language in shown)
             return
     pytest.fail(f"no task that ships with kagent has a use for {name}")
+
+
+def test_each_use_of_an_asks_random_numbers_has_its_own(toy):
+    """Of two models one would otherwise always get the first cards, and the other the last."""
+    lineage = Lineage([SEED])
+    asks = [toy_brief(toy, lineage, Operator.STRUCTURE, 0, number) for number in range(40)]
+    pairs = [(a.rng("model").random(), a.rng().random()) for a in asks]
+    assert not any(model == card for model, card in pairs)
+    high = [card > 0.5 for model, card in pairs if model > 0.5]
+    assert {True, False} == set(high)
+    assert [a.rng("model").random() for a in asks] == [model for model, _ in pairs]
