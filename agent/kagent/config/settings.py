@@ -197,7 +197,7 @@ class Config(BaseSettings):
         )
 
     def is_flag(self, option: str) -> bool:
-        """Whether an option was given as a flag, or by the caller: neither by a file nor a variable,
+        """Whether an option was given as a flag, or by the caller, and not by a file or a variable,
         which are of all runs alike.
         """
         return option in self._flags
