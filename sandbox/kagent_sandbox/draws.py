@@ -266,36 +266,70 @@ def draw_masks(
     kind = draw_kinds(count, 4 if empty else 3, generator, mask.device)
     random = torch.rand((count, columns), generator=generator, device=mask.device)
     drawn = (random < 0.5) | (random == random.amin(1, keepdim=True))
+    # Half of those have one run of true values up to an end, as padding on one side leaves it.
+    place = torch.arange(columns, device=mask.device)
+    begin = (random[:, :1] * columns).long()
+    runs = torch.where(random[:, -1:] < 0.5, place >= begin, place <= begin)
+    drawn = torch.where(draw_kinds(count, 2, generator, mask.device) == 0, drawn, runs)
     changed = torch.where(kind == 1, drawn, kind == 2)
     return torch.where(kind == 0, rows, changed.to(mask.dtype)).reshape(mask.shape)
 
 
 def draw_weights(vector: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Multiply the elements of a vector by 1, by 0.001 or by 100.
+    """Multiply the elements of a vector by 1, by 0.001, by 100 or by -1.
 
     A vector has one number for each column of a matrix, such as a weight: no row of it is larger
     than others, and what it is multiplied with may be normalised. Large ones show what overflows
-    behind them.
+    behind them, negative ones what was a maximum before and is a minimum behind them.
 
     Args:
         vector: Floating-point numbers, [N].
         generator: The source of chance, on the vector's device.
 
     Returns:
-        [N] of the same dtype; about a third of the elements are as given.
+        [N] of the same dtype; about a quarter of the elements are as given.
 
     Example:
-        Draw weights of three magnitudes:
+        Draw weights of three magnitudes, and of either sign:
 
             import torch
 
             generator = torch.Generator().manual_seed(0)
             found = draw_weights(torch.ones(30), generator)
-            assert found.unique().numel() == 3
+            assert found.unique().numel() == 4
     """
-    factors = torch.tensor([1.0, 1e-3, 100.0], dtype=vector.dtype, device=vector.device)
+    factors = torch.tensor([1.0, 1e-3, 100.0, -1.0], dtype=vector.dtype, device=vector.device)
     kind = draw_kinds(len(vector), len(factors), generator, vector.device)
     return vector * factors[kind.flatten()]
+
+
+def draw_wide(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Draw whole numbers of either sign and of all magnitudes that a dtype has, and zeros.
+
+    Numbers like an example's, 0 to 99 say, do not show who computes in fewer bits, divides as C
+    does, or begins a maximum at 0. Of 64 bits 30 are used: sums and products of two do not
+    overflow.
+
+    Args:
+        tensor: Whole numbers; their shape and dtype are taken.
+        generator: The source of chance, on the tensor's device.
+
+    Example:
+        Draw what needs a product of 64 bits:
+
+            import torch
+
+            generator = torch.Generator().manual_seed(0)
+            found = draw_wide(torch.ones(99, dtype=torch.int64), generator)
+            assert found.min() < -(2**20) and found.max() > 2**20
+    """
+    info, device = torch.iinfo(tensor.dtype), tensor.device
+    bits = min(30, info.bits - bool(info.min))
+    power = torch.rand(tensor.shape, generator=generator, device=device, dtype=torch.float64)
+    drawn = (2.0 ** (power * bits)).long()
+    sign = torch.randint(8, tensor.shape, generator=generator, device=device)
+    drawn = torch.where(sign == 0, 0, torch.where(sign % 2 == 1, drawn, -drawn))
+    return (drawn if info.min else drawn.abs()).clamp(info.min, info.max).to(tensor.dtype)
 
 
 def round_coarsely(tensor: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ from kagent_sandbox.draws import (
     draw_moments,
     draw_runs,
     draw_weights,
+    draw_wide,
     round_coarsely,
 )
 
@@ -67,6 +68,29 @@ def test_rows_of_a_mask_are_as_given_or_random_or_all_alike():
     assert [int(k.sum()) // 4 for k in (kept, full, none)] >= [4, 4, 4]
     others = found[~(kept | full | none)]
     assert 0.4 < others.double().mean() < 0.6
+
+
+def test_random_rows_of_a_mask_are_also_one_run_up_to_an_end():
+    """A tile that is masked throughout, as padding makes it, lies before others that are not."""
+    found = draw_masks(torch.ones(400, 64).bool(), torch.Generator().manual_seed(1))
+    assert (~found[:, :32].any(1) & found.any(1)).any()
+    assert (~found[:, 32:].any(1) & found.any(1)).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8])
+@pytest.mark.parametrize("shape", [(0,), (), (64, 40), (2000,)])
+def test_wide_numbers_are_of_all_magnitudes_and_either_sign(dtype, shape):
+    found = draw_wide(torch.zeros(shape, dtype=dtype), torch.Generator().manual_seed(1))
+    assert (found.shape, found.dtype) == (shape, dtype)
+    if found.numel() < 100:
+        return
+    info = torch.iinfo(dtype)
+    most = min(info.max, 2**30)
+    assert most / 2 < found.max() <= most
+    assert (found == 0).any()
+    assert (found == 1).any()
+    if info.min:
+        assert -most - 1 <= found.min() < -most / 2
 
 
 @pytest.mark.parametrize("most", [1, 7, 15, 127, 128, 255, 448])
@@ -127,8 +151,8 @@ def test_gradient_and_moments_are_0_together_and_alone(kind, shape):
         assert found.any()
 
 
-def test_weights_have_three_magnitudes():
+def test_weights_have_three_magnitudes_and_either_sign():
     found = draw_weights(torch.ones(90, dtype=torch.float16), torch.Generator().manual_seed(1))
     assert found.dtype == torch.float16
-    assert found.float().unique().tolist() == pytest.approx([1e-3, 1, 100], rel=1e-3)
+    assert found.float().unique().tolist() == pytest.approx([-1, 1e-3, 1, 100], rel=1e-3)
     assert not len(draw_weights(torch.ones(0), torch.Generator()))

@@ -399,7 +399,7 @@ def test_vectors_have_elements_of_several_magnitudes_in_a_case_of_their_own():
 
 def test_infinities_are_also_alone():
     """NaN beside them would hide them in a sum of all."""
-    draft = drafted(lambda x: x.exp().sum(), torch.randn(64, 96))
+    draft = drafted(lambda x: x.relu().sum(), torch.randn(64, 96))
     found = [drawn(draft, kind=NONFINITE, seed=seed)["x"] for seed in range(40)]
     seen = {
         (bool(x.isposinf().any()), bool(x.isneginf().any()), bool(x.isnan().any())) for x in found

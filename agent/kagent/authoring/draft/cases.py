@@ -20,6 +20,7 @@ from kagent.authoring.draft.draft import (
     NONFINITE,
     NORMAL,
     ROWS,
+    WIDE,
     DraftCase,
     DraftGenerator,
     DraftKind,
@@ -38,6 +39,7 @@ from kagent.authoring.draft.rooms import CHECK_ELEMENTS, CHECK_WORK, LEAST_SIZE,
 from kagent.authoring.draft.thresholds import find_thresholds
 from kagent.authoring.draft.trial import TRIED_SEEDS, Trials, Tried, accepted, are_cases, written
 from kagent.authoring.errors import AuthoringError
+from kagent.authoring.tracing.graph import operation_name
 from kagent.authoring.tracing.sizes import Room, Sizes, above_power, below_power, prime, widest
 from kagent.authoring.tracing.trace import TracedOperation
 
@@ -97,6 +99,7 @@ def make_draft(room: Room) -> TaskDraft:
         if not _is_large(found, small):
             draft = find_thresholds(draft, trials, check, {cpu_dtype, dtype})
     draft = _with_masks(draft, check[0], {cpu_dtype, dtype})
+    draft = _with_wide(draft, check[0], {cpu_dtype, dtype})
     with written(draft) as folder:
         trials = Trials(draft, folder)
         further_kinds = draft.kinds_around + kinds_without_rows(draft)
@@ -301,6 +304,19 @@ def _with_masks(draft: TaskDraft, first: DraftCase, dtypes: Iterable[str]) -> Ta
         tried = draft.with_(masks=masks)
         if are_cases(tried, [replace(first, inputs=MASKS, dtype=d) for d in dtypes]):
             return tried
+    return draft
+
+
+def _with_wide(draft: TaskDraft, first: DraftCase, dtypes: Iterable[str]) -> TaskDraft:
+    """The draft with whole numbers of any magnitude in those arguments that take them: places of
+    other tensors do not. Shifts by so many bits are no operation that a language defines.
+    """
+    if any("shift" in operation_name(n) for n in draft.trace.graph.graph.nodes):
+        return draft
+    for example in draft.whole:
+        tried = draft.with_(wide=(*draft.wide, example.name))
+        if are_cases(tried, [replace(first, inputs=WIDE, dtype=d) for d in dtypes]):
+            draft = tried
     return draft
 
 

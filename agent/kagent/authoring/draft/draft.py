@@ -20,11 +20,13 @@ from kagent.authoring.tracing.rounded import RoundedResult, find_rounded
 from kagent.authoring.tracing.trace import TracedOperation
 
 HALVES = (torch.float16, torch.bfloat16)
+_WHOLE = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
 
 NORMAL, MIXED, NONFINITE, BLANK = "normal", "mixed", "nonfinite", "blank"
 THRESHOLDS, COARSE, MASKS = "thresholds", "coarse", "masks"
-WEIGHTS, SHIFTED, UNORDERED = "weights", "shifted", "unordered"
+WEIGHTS, UNORDERED, WIDE = "weights", "unordered", "wide"
+SHIFTED, SUNK = "shifted", "sunk"
 """Names of distributions, as `inputs` of a reference.py has them."""
 KINDS_AROUND = (THRESHOLDS, "far_thresholds", "farthest_thresholds")
 """Names of distributions around thresholds, by magnitude. Numbers beside much larger ones would be
@@ -38,11 +40,14 @@ ROWS: Mapping[str, str] = {
     "spiked": "one element times 100",
     SHIFTED: "plus 16",
     "zeros": "0",
+    "negative": "times -1",
+    "sparse": "half of it 0",
+    SUNK: "minus 128",
     "minute": "times 1e-18",
     "subnormal": "times the least normal number",
 }
 """Kinds of rows beside those that are drawn as the example is, each a distribution, too."""
-ALONE = (SHIFTED,)
+ALONE = (SHIFTED, SUNK)
 """Kinds of rows that are in no other distribution: torch errs more there, and others would be
 compared as loosely."""
 FAINT = ("minute", "subnormal")
@@ -106,6 +111,7 @@ class TaskDraft:
             arguments make, and what is equal may be a branch of its own.
         masks: Whether `masks` draws rows of masks anew: "any" also all false, "some" none of these,
             "" none at all.
+        wide: Arguments of whole numbers that `wide` draws of either sign and any magnitude.
         constraints: Formulas over dimensions that hold in every case.
         gpu: Cases for GPUs.
         cpu: Cases for CPUs.
@@ -128,6 +134,7 @@ class TaskDraft:
     thresholds: Mapping[str, Mapping[float, int]] = field(default_factory=dict)
     coarse: bool = False
     masks: Literal["", "some", "any"] = ""
+    wide: tuple[str, ...] = ()
     constraints: tuple[str, ...] = ()
     on_cpu: ResultCalibration | None = None
 
@@ -171,6 +178,19 @@ class TaskDraft:
             if e.shape
             and not e.parameter
             and (e.dtype == torch.bool or (not e.dtype.is_floating_point and _is_0_or_1(e.drawing)))
+        ]
+
+    @property
+    def whole(self) -> list[Example]:
+        """Tensors of whole numbers that are no truth values, as far as their distribution tells."""
+        return [
+            e
+            for e in self.arguments
+            if e.shape
+            and not e.parameter
+            and e.dtype in _WHOLE
+            and e.drawing.kind == "integers"
+            and not _is_0_or_1(e.drawing)
         ]
 
     @property

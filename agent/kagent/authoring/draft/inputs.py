@@ -25,6 +25,7 @@ from kagent.authoring.draft.draft import (
     THRESHOLDS,
     UNORDERED,
     WEIGHTS,
+    WIDE,
     TaskDraft,
 )
 from kagent.authoring.draft.pointers import (
@@ -74,6 +75,11 @@ def inputs_lines(draft: TaskDraft) -> list[str]:
                 f"if case.inputs == {quoted(MASKS)}:",
                 f"    {example.name} = draw_masks({example.name}, generator{empty})",
             ]
+        if example.name in draft.wide:
+            lines += [
+                f"if case.inputs == {quoted(WIDE)}:",
+                f"    {example.name} = draw_wide({example.name}, generator)",
+            ]
         if example in draft.weights:
             lines += [
                 f"if case.inputs == {quoted(WEIGHTS)}:",
@@ -107,7 +113,10 @@ def inputs_lines(draft: TaskDraft) -> list[str]:
         doc += _wrapped(f"In `{MASKS}` rows of {names} are drawn anew: {rows}.")
     if draft.weights:
         names = " and ".join(e.name for e in draft.weights)
-        doc += _wrapped(f"In `{WEIGHTS}` elements of {names} are times 1, 0.001 or 100.")
+        doc += _wrapped(f"In `{WEIGHTS}` elements of {names} are times 1, 0.001, 100 or -1.")
+    if draft.wide:
+        names = " and ".join(draft.wide)
+        doc += _wrapped(f"In `{WIDE}` the numbers of {names} are of either sign and any magnitude.")
     if in_any_order:
         names = " and ".join(e.name for e in in_any_order)
         doc += _wrapped(f"In `{UNORDERED}` the numbers of {names} are in any order.")
@@ -138,6 +147,7 @@ def kinds_without_rows(draft: TaskDraft) -> list[str]:
         MASKS: draft.masks,
         WEIGHTS: draft.weights,
         UNORDERED: unordered(draft),
+        WIDE: draft.wide,
     }
     return [kind for kind, wanted in known.items() if wanted]
 
@@ -205,8 +215,11 @@ def _row_words(draft: TaskDraft) -> str:
 
 _BROKEN = (
     f"    if case.inputs == {quoted(NONFINITE)}:",
-    "        broken = draw_rows(n, 3, generator, x.device) & one",
     "        other = draw_kinds(n, 3, generator, x.device)",
+    "        side = draw_kinds(n, 3, generator, x.device)  # also all before it, or all behind it",
+    "        place = torch.arange(columns, device=x.device)",
+    "        one = one | (side == 1) & (place < at) | (side == 2) & (place > at)",
+    "        broken = draw_rows(n, 3, generator, x.device) & one",
     "        alone = torch.randint(4, (1,), generator=generator, device=x.device)",
     "        other = torch.where(alone < 3, alone, other)  # one sum of all rows hides no infinity",
     "        for i, value in enumerate((torch.inf, -torch.inf, torch.nan)):",
@@ -281,8 +294,15 @@ def _varied(draft: TaskDraft) -> list[str]:
         '            changed = rows * {"tiny": 1e-3, "large": 8.0, "zeros": 0.0}[name]',
         '        elif name == "spiked":',
         "            changed = torch.where(one, rows * 100.0, rows)",
+        '        elif name == "negative":',
+        "            changed = -rows",
+        '        elif name == "sparse":',
+        "            some = torch.rand(rows.shape, generator=generator, device=x.device) < 0.5",
+        "            changed = torch.where(some, rows, 0.0)",
         '        elif name == "shifted":',
         "            changed = rows + 16.0 * case.scale",
+        '        elif name == "sunk":',
+        "            changed = rows - 128.0",
         *(_FAINT_ROWS if faint else []),
         "        else:",
         "            continue",

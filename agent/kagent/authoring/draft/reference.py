@@ -149,7 +149,7 @@ def _rule(
 
 def _helpers(draft: TaskDraft) -> list[str]:
     """The import of what draws rows of several kinds."""
-    names = ["draw_masks"] * bool(draft.masks)
+    names = ["draw_masks"] * bool(draft.masks) + ["draw_wide"] * bool(draft.wide)
     if draft.varied:
         names += ["draw_around"] * bool(draft.thresholds) + ["draw_kinds", "draw_rows"]
         names += ["round_coarsely"] * draft.coarse + ["draw_weights"] * bool(draft.weights)

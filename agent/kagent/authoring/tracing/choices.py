@@ -111,7 +111,7 @@ def _choice(number: int, result: Node) -> IndexResult | None:
     single = node.target in (*_FLAT, _aten.max.dim, _aten.min.dim, _aten.median.dim)
     dim = _argument(node, _CHOOSING[node.target], "dim", None if node.target in _FLAT else -1)
     stable = node.target in (_aten.sort.stable, _aten.argsort.stable) and node.kwargs.get("stable")
-    if stable and not values.meta["val"].dtype.is_floating_point:
+    if stable and (values.op == "placeholder" or not values.meta["val"].dtype.is_floating_point):
         return None  # torch fixes the order
     if dim is not None:
         dim %= rank
