@@ -5,7 +5,7 @@
                      killed process loses nothing committed
     kernels/ID.py    every proposal's text by its content
     prompts/N.md     the prompt of ask N (N-2.md: asked again, after a duplicate)
-    replies/N.md     its reply, word for word
+    replies/N.md     its reply, word for word (N-2.md: the second one, as for a prompt)
     logs/N.txt       output of building candidate N
     lock             held by the one process that writes
 
@@ -231,6 +231,17 @@ class RunStore:
         """Return the path of a prompt or a reply."""
         again = f"-{attempt + 1}" if attempt else ""
         return self.folder / kind / f"{ask:04}{again}.md"
+
+    def reply_path(self, history: History, proposal: Proposal) -> Path | None:
+        """Return the path of the reply that a proposal was read from; None where none is kept.
+
+        An answer from outside is no attempt of a model: the log alone says how many came before it.
+        """
+        if proposal.ask is None:
+            return None
+        attempt = history.told.get(proposal.id, proposal.attempt)
+        path = self.text_path("replies", proposal.ask, attempt)
+        return path if path.is_file() else None
 
     def propose(self, *proposals: Proposal, more: Iterable[Row] = ()) -> None:
         """Keep accepted proposals, with `more` events that belong to them.
