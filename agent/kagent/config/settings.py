@@ -196,6 +196,11 @@ class Config(BaseSettings):
             PyprojectTomlConfigSettingsSource(settings_cls),
         )
 
+    @property
+    def flags(self) -> frozenset[str]:
+        """Names of the options that were given as flags, or by a program."""
+        return self._flags
+
     def note_origin(self, flags: Collection[str], address_of: str) -> None:
         """Remember which options are flags, and look at what files of the current folder set.
 
