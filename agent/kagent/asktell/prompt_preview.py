@@ -64,9 +64,10 @@ class Preview:
                 operator = Operator.STRUCTURE if _passed(chosen) else Operator.REPAIR
         chosen = chosen or _parent_for(operator, self.ask)
         if chosen is None or _passed(chosen) == (operator is Operator.REPAIR):
-            which = f"#{chosen.id}" if chosen is not None else "no candidate"
-            need = "was rejected" if operator is Operator.REPAIR else "has passed"
-            raise UserError(f"{which} {need}: --operator {operator} needs a --parent that {need}")
+            passed, failed = "has passed", "was rejected"
+            need, other = (failed, passed) if operator is Operator.REPAIR else (passed, failed)
+            found = f"#{chosen.id} {other}" if chosen is not None else f"no candidate {need}"
+            raise UserError(f"{found}: --operator {operator} needs a --parent that {need}")
         return replace(self, ask=replace(self.ask, operator=operator, parent=chosen))
 
 

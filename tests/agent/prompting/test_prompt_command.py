@@ -92,10 +92,10 @@ def test_what_does_not_fit_is_answered_with_what_does(folder, show):
         (of(folder, "--target", "sm_90a"), "a run has its own target"),
         (of(folder, "--parent", "99"), "no candidate 99: the run has 0 to "),
         (of(folder, "--parent", "x"), "expected the id of one of the run's candidates"),
-        (of(folder, "--parent", "0", "--operator", "repair"), "#0 was rejected: --operator repair"),
+        (of(folder, "--parent", "0", "--operator", "repair"), "#0 has passed: --operator repair"),
         (
             of(folder, "--parent", rejected, "--operator", "tune"),
-            "needs a --parent that has passed",
+            f"#{rejected} was rejected: --operator tune needs a --parent that has passed",
         ),
         (of(folder, "--card", "none"), "no card 'none': there are "),
         (("softmax", "--parent", "none"), "no seed 'none': softmax has cpp_online, cpp_rows"),
