@@ -108,7 +108,7 @@ def of_task(config: Config, name: str, target: str | None, seed: str | None = No
         operators=tuple(TEMPLATES),
     )
     ask = first_brief(setting, seeds_for(task, kind, config.lang), seed)
-    run_facts = RunFacts(device=device, lang=config.lang)
+    run_facts = RunFacts(device=device, lang=config.lang, tune=config.tune)
     return Preview(ask, Prompter(task, kind, target, run_facts, config.prompts))
 
 
@@ -156,12 +156,12 @@ def explanation(source: str) -> float:
 # -- a run -----------------------------------------------------------------------------------------
 
 
-def prompter_of(task: Task, manifest: Manifest, history: History, folder: Path | None) -> Prompter:
-    """Writer of a stored run's next prompts, with templates from a folder."""
-    run_facts = run_facts_of(manifest, history)
+def prompter_of(task: Task, manifest: Manifest, history: History, config: Config) -> Prompter:
+    """Writer of a stored run's next prompts, with the templates and tuning of a configuration."""
+    run_facts = replace(run_facts_of(manifest, history), tune=config.tune)
     if run_facts.device is None:  # as good a guess as there is
         run_facts = replace(run_facts, device=own_device(manifest.target))
-    return Prompter(task, manifest.kind, manifest.target, run_facts, folder)
+    return Prompter(task, manifest.kind, manifest.target, run_facts, config.prompts)
 
 
 def of_run(config: Config, folder: Path, name: str | None = None) -> Preview:
@@ -188,5 +188,5 @@ def of_run(config: Config, folder: Path, name: str | None = None) -> Preview:
     except ValueError:
         text = "no candidate has passed yet, so there is nothing to start from"
         raise UserError(f"{folder}: {text}") from None
-    prompter = prompter_of(task, manifest, history, config.prompts)
+    prompter = prompter_of(task, manifest, history, config)
     return Preview(replace(ask, progress=progress_of(lineage, setting.budget)), prompter)

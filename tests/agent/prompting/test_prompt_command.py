@@ -118,6 +118,16 @@ def test_the_next_prompt_of_a_run_that_is_answered_is_the_one_that_ask_writes(tm
     shown = show("--run", run.name, "--runs", run.parent)
     (asked,) = ask(run, 1)
     assert shown.out.strip() == asked.prompt.strip()
+    assert "tries up to 16 combinations" in asked.prompt
+
+
+def test_where_constants_are_not_tuned_no_prompt_says_that_they_are(tmp_path, show, monkeypatch):
+    monkeypatch.setenv("KAGENT_TUNE", "1")
+    run = start(tmp_path)
+    (asked,) = ask(run, 1)
+    assert "combinations" not in asked.prompt
+    assert "combinations" not in show("--run", run.name, "--runs", run.parent).out
+    assert "combinations" not in show("softmax", "--target", "cpu").out
 
 
 def test_a_run_in_which_nothing_passed_has_no_next_prompt(tmp_path, show):
