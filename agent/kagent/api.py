@@ -286,6 +286,7 @@ class Run:
         queue: bool = False,
         parent: int | None = None,
         by: str | None = None,
+        kernel: bool = False,
     ) -> Result:
         """Take an answer: a model's whole reply, or the text of a kernel file.
 
@@ -298,6 +299,9 @@ class Run:
             parent: Id of the candidate that an unasked kernel descends from. The default is the
                 best.
             by: Name of the model or person who answered, for reports and exported libraries.
+            kernel: Whether the text is a kernel file whatever it looks like: one without the task's
+                function is then built, and refused. By default a text is one if it defines the
+                function, and else a reply.
 
         Returns:
             The result. A bad kernel is a result, not an error: see `Result.verdict`.
@@ -323,13 +327,19 @@ class Run:
         require(isinstance(text, str), "text", text, texts)
         require(parent is None or is_whole(parent), "parent", parent, _ID)
         require(by is None or isinstance(by, str), "by", by, "a model's or person's name, or None")
-        require_flags(queue=queue)
+        require_flags(queue=queue, kernel=kernel)
         if isinstance(ask, OpenAsk) and ask.path.parent.parent != self.folder:
             raise UserError(f"{ask.path}: a prompt of another run, not of {self.folder}")
-        return judging.apart_from_loops(lambda: self._tell(number, text, queue, parent, by))
+        return judging.apart_from_loops(lambda: self._tell(number, text, queue, parent, by, kernel))
 
     def _tell(
-        self, number: int | None, text: str, queue: bool, parent: int | None, by: str | None
+        self,
+        number: int | None,
+        text: str,
+        queue: bool,
+        parent: int | None,
+        by: str | None,
+        kernel: bool,
     ) -> Result:
         with RunStore.open(self.folder) as store:
             task = task_of_run(self.folder, store.manifest)
@@ -338,7 +348,8 @@ class Run:
                 judging.can_judge(store.manifest, self.folder, self._config)
             state = read_state(store.history())
             label = f"{number:04}" if number is not None else "told"
-            given = answers.given(text, label, store, state, task.entry, ask=number)
+            entry = task.entry
+            given = answers.given(text, label, store, state, entry, ask=number, kernel=kernel)
             given = answers.answered_by(given, by)
             (accepted,) = answers.accept(store, task, [given], self._config.budget, parent)
             if queue and not accepted.again:

@@ -89,6 +89,7 @@ def given(
     *,
     ask: int | None = None,
     file: bool = False,
+    kernel: bool = False,
 ) -> Given:
     """Return an answer with its ask.
 
@@ -100,6 +101,7 @@ def given(
         entry: Name of the task's function.
         ask: The user's choice of the ask.
         file: Whether the label is a file's name, which may name the ask.
+        kernel: Whether the text is a kernel whatever it looks like; it names no ask then.
 
     Raises:
         UserError: It is for another run, for an ask that there is not, or too large.
@@ -110,8 +112,8 @@ def given(
     text = text.removeprefix("\ufeff")
     if any("\ud800" <= c <= "\udfff" for c in text):
         raise UserError(f"{label}: holds half a character (a lone surrogate), which is no text")
-    is_kernel = (file and label.endswith(".py")) or _is_kernel(text, entry)
-    if ask is None:
+    is_kernel = kernel or (file and label.endswith(".py")) or _is_kernel(text, entry)
+    if ask is None and not kernel:
         ask = _named(text, label, store, file=file)
     if ask is None and not is_kernel:
         raise UserError(

@@ -57,7 +57,7 @@ def ask(folder: Path, count: int, config: Config) -> list[OpenAsk]:
     Args:
         folder: Folder of the run.
         count: Number of asks.
-        config: Budget and templates.
+        config: Budget, templates and tuning.
 
     Raises:
         UserError: Nothing is left to improve, the run has a proposer of its own, or the prompts'
@@ -71,7 +71,7 @@ def ask(folder: Path, count: int, config: Config) -> list[OpenAsk]:
         state = read_state(store.history())
         history = state.history
         setting = setting_for(store, task, history, config.budget)
-        prompter = prompter_of(task, manifest, history, config.prompts)
+        prompter = prompter_of(task, manifest, history, config)
         pending = [state.ask(setting, a.number) for a in state.under_way]
         asks: list[OpenAsk] = []
         for number in range(history.asked, history.asked + count):

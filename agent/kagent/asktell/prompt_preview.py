@@ -64,9 +64,10 @@ class Preview:
                 operator = Operator.STRUCTURE if _passed(chosen) else Operator.REPAIR
         chosen = chosen or _parent_for(operator, self.ask)
         if chosen is None or _passed(chosen) == (operator is Operator.REPAIR):
-            which = f"#{chosen.id}" if chosen is not None else "no candidate"
-            need = "was rejected" if operator is Operator.REPAIR else "has passed"
-            raise UserError(f"{which} {need}: --operator {operator} needs a --parent that {need}")
+            passed, failed = "has passed", "was rejected"
+            need, other = (failed, passed) if operator is Operator.REPAIR else (passed, failed)
+            found = f"#{chosen.id} {other}" if chosen is not None else f"no candidate {need}"
+            raise UserError(f"{found}: --operator {operator} needs a --parent that {need}")
         return replace(self, ask=replace(self.ask, operator=operator, parent=chosen))
 
 
@@ -107,7 +108,7 @@ def of_task(config: Config, name: str, target: str | None, seed: str | None = No
         operators=tuple(TEMPLATES),
     )
     ask = first_brief(setting, seeds_for(task, kind, config.lang), seed)
-    run_facts = RunFacts(device=device, lang=config.lang)
+    run_facts = RunFacts(device=device, lang=config.lang, tune=config.tune)
     return Preview(ask, Prompter(task, kind, target, run_facts, config.prompts))
 
 
@@ -155,12 +156,12 @@ def explanation(source: str) -> float:
 # -- a run -----------------------------------------------------------------------------------------
 
 
-def prompter_of(task: Task, manifest: Manifest, history: History, folder: Path | None) -> Prompter:
-    """Writer of a stored run's next prompts, with templates from a folder."""
-    run_facts = run_facts_of(manifest, history)
+def prompter_of(task: Task, manifest: Manifest, history: History, config: Config) -> Prompter:
+    """Writer of a stored run's next prompts, with the templates and tuning of a configuration."""
+    run_facts = replace(run_facts_of(manifest, history), tune=config.tune)
     if run_facts.device is None:  # as good a guess as there is
         run_facts = replace(run_facts, device=own_device(manifest.target))
-    return Prompter(task, manifest.kind, manifest.target, run_facts, folder)
+    return Prompter(task, manifest.kind, manifest.target, run_facts, config.prompts)
 
 
 def of_run(config: Config, folder: Path, name: str | None = None) -> Preview:
@@ -187,5 +188,5 @@ def of_run(config: Config, folder: Path, name: str | None = None) -> Preview:
     except ValueError:
         text = "no candidate has passed yet, so there is nothing to start from"
         raise UserError(f"{folder}: {text}") from None
-    prompter = prompter_of(task, manifest, history, config.prompts)
+    prompter = prompter_of(task, manifest, history, config)
     return Preview(replace(ask, progress=progress_of(lineage, setting.budget)), prompter)

@@ -179,13 +179,14 @@ def evolve(
     found = find_task(task)
     manifest = read_manifest(folder) if folder is not None else None
     # Report impossible settings before anything starts.
-    will_be = session.resolve_config(config, found, manifest, folder)
+    will_be = session.resolve_config(config, found, manifest, folder, config.flags)
     session.choose_seeds(found, will_be)
     out.print(_opening(will_be))
     runs_used = config.runs if folder is None else folder.parent
     flags = dict(end_of_run.next_flags(runs_used, load_config().runs))
-    given = {"--model": ",".join(model or ()), "--base-url": base_url or ""}
-    flags.update({name: value for name, value in given.items() if value})
+    if will_be.proposer == "model":
+        given = {"--model": ",".join(model or ()), "--base-url": base_url or ""}
+        flags.update({name: value for name, value in given.items() if value})
     begun: list[str] = []
     try:
         with display_for(out, max_dollars=config.max_cost) as display:

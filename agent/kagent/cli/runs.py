@@ -30,6 +30,7 @@ from kagent.config.settings import load_config
 from kagent.text import plural
 
 if TYPE_CHECKING:
+    from kagent.runs.history import History
     from kagent.runs.lineage import Candidate
     from kagent.runs.store import RunStore
 
@@ -91,7 +92,7 @@ def show(
     if candidate is not None:
         found = find_candidate(lineage, candidate)
         if wanted:
-            _show_text(store, found, wanted[0], load_config(jobs=jobs).jobs)
+            _show_text(store, history, found, wanted[0], load_config(jobs=jobs).jobs)
         elif json_:
             print_json(
                 candidate_view.candidate_json(lineage, found, stored_profiles(history).values())
@@ -108,7 +109,9 @@ def show(
             out.print(part)
 
 
-def _show_text(store: RunStore, candidate: Candidate, what: str, jobs: int) -> None:
+def _show_text(
+    store: RunStore, history: History, candidate: Candidate, what: str, jobs: int
+) -> None:
     """One text of a candidate, for a pager or a file."""
     from kagent.review import artifacts
     from kagent.ui.plan_view import built_view
@@ -116,7 +119,7 @@ def _show_text(store: RunStore, candidate: Candidate, what: str, jobs: int) -> N
     if what == "source":
         out.out(candidate.proposal.source, end="")
     elif what in ("prompt", "reply"):
-        out.out(artifacts.kept_text(store, candidate, what), end="")
+        out.out(artifacts.kept_text(store, history, candidate, what), end="")
     else:
         with status(quiet=False) as say:
             built = artifacts.rebuilt(store, candidate, jobs, say, ptx=what == "ptx")

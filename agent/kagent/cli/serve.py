@@ -32,7 +32,6 @@ def serve(
     lang: Annotated[
         LangName | None, typer.Option(help="Of the seeds that are judged first (any).")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the hidden cases.")] = None,
     _device: DeviceOption = None,
     jobs: JobsOption = None,
     isolation: IsolationOption = None,
@@ -47,7 +46,7 @@ def serve(
     isolate(isolation)
     with (
         listening(socket) as listener,  # first: without a socket there is no use for a run
-        Run(task, lang=lang, seed=seed, memory=False, runs=runs, jobs=jobs) as run,
+        Run(task, lang=lang, memory=False, runs=runs, jobs=jobs) as run,
     ):
         out.print(f"{VARIABLE}={socket.absolute()}", markup=False, soft_wrap=True)
         out.print(f"programs are kept in {run.folder}", markup=False, soft_wrap=True)

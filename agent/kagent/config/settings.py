@@ -196,11 +196,12 @@ class Config(BaseSettings):
             PyprojectTomlConfigSettingsSource(settings_cls),
         )
 
-    def is_flag(self, option: str) -> bool:
-        """Whether an option was given as a flag, or by the caller, and not by a file or a variable,
-        which are of all runs alike.
+    @property
+    def flags(self) -> frozenset[str]:
+        """Names of the options that were given as flags, or by a program: not by a file or a
+        variable, which are of all runs alike.
         """
-        return option in self._flags
+        return self._flags
 
     def note_origin(self, flags: Collection[str], address_of: str) -> None:
         """Remember which options are flags, and look at what files of the current folder set.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.task import Task
@@ -165,7 +164,7 @@ async def open_proposer(
     )
     return ModelProposer(
         models,
-        prompt_writer(task, store, config.prompts, profiles),
+        prompt_writer(task, store, config, profiles),
         store.call,
         spend_limit,
         observe,
@@ -175,7 +174,7 @@ async def open_proposer(
 
 
 def prompt_writer(
-    task: Task, store: RunStore, folder: Path | None, profiles: Sequence[Profile] | None = None
+    task: Task, store: RunStore, config: Config, profiles: Sequence[Profile] | None = None
 ) -> Callable[[Ask], Prompt]:
     """Renders asks with what the run has measured by the time of the first one, and with what
     `profiles` holds by its own.
@@ -187,11 +186,12 @@ def prompt_writer(
     def write(ask: Ask) -> Prompt:
         nonlocal prompter
         if prompter is None:
-            run_facts = run_facts_of(store.manifest, store.history())
+            run_facts = replace(run_facts_of(store.manifest, store.history()), tune=config.tune)
             if profiles is not None:
                 run_facts = replace(run_facts, profiles=profiles)
             setting = ask.setting
-            prompter = Prompter(task, setting.kind, setting.target, run_facts, folder)
+            kind, target = setting.kind, setting.target
+            prompter = Prompter(task, kind, target, run_facts, config.prompts)
         return prompter.write(ask)
 
     return write

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from kagent_sandbox.data.task import Task
 from kagent_sandbox.errors import RunError, TaskError, UserError
 
 from kagent import resources
-from kagent.config.settings import Config
+from kagent.config.settings import NO_MODEL, Config
 from kagent.evolve.loop import Evolution, Limits
 from kagent.evolve.open_machine import open_machine, require_machine
 from kagent.evolve.phases import PhaseClock
@@ -54,6 +54,9 @@ from kagent.runs.store import RunStore
 from kagent.search.tuner import Tuner
 from kagent.tasks import find_task, refusal_of, seeds_of, ships_with_kagent
 from kagent.text import local_time
+
+_COURSE = ("lang", "proposer", "seed", "configs")
+"""Options that decide a run's course, and stay. Budget, time and cores may change."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ def evolve(
             resumed = opened.enter_context(RunStore.open(resume))
             past = resumed.history()
             done = past.lineage.counted
-            if not config.is_flag("budget"):
+            if "budget" not in config.flags:
                 budget = past.budget or config.budget  # the run's own, unless another one is given
         trials = _try_models(config, observe)
         phases = PhaseClock(
@@ -188,14 +191,25 @@ def _try_models(config: Config, observe: Observer) -> Sequence[ModelCall]:
 
 
 def resolve_config(
-    config: Config, task: Task, manifest: Manifest | None = None, resume: Path | None = None
+    config: Config,
+    task: Task,
+    manifest: Manifest | None = None,
+    resume: Path | None = None,
+    flags: Collection[str] = (),
 ) -> Config:
     """The configuration with what a resumed run, or the run to replay, has decided before.
+
+    Args:
+        config: Options as they were given.
+        task: The task.
+        manifest: Of the run to resume; None for a new one.
+        resume: Its folder.
+        flags: Options of the command line, which have to have an effect.
 
     Raises:
         RunError: The run to resume or to replay cannot be used.
         UserError: It is a run of another task, or needs a GPU and there is none; no model is set,
-            or its key or price is missing.
+            or its key or price is missing; or a flag has no effect.
     """
     if manifest is not None:
         same_task(manifest, task, resume)
@@ -204,11 +218,8 @@ def resolve_config(
                 f"{resume}: a run that is answered from outside: continue it with kagent ask "
                 "and kagent tell, and judge its answers with kagent judge"
             )
-        # Settings that decide the run's course stay; budget, time and cores may change.
-        kept: dict[str, object] = {
-            n: getattr(manifest, n) for n in ("lang", "proposer", "seed", "configs")
-        }
-        config = config.model_copy(update=kept)
+        _same_course(manifest, config, flags, resume)
+        config = config.model_copy(update={n: getattr(manifest, n) for n in _COURSE})
     found = recording(config, task.name)
     if found is not None:
         if not fleet_of(config).has(found.kind):
@@ -216,15 +227,50 @@ def resolve_config(
                 f"{found.name} holds kernels for an NVIDIA GPU, and {place_of(config)} has none: "
                 "replay it where there is one"
             )
-        update: dict[str, object] = {} if config.is_flag("lang") else {"lang": found.lang}
-        if not config.is_flag("budget") and manifest is None:
+        update: dict[str, object] = {} if "lang" in config.flags else {"lang": found.lang}
+        if "budget" not in config.flags and manifest is None:
             update["budget"] = found.evaluations
         config = config.model_copy(update=update)
     check_models(config)
     check_prompts(config)
+    _models_to_limit(config, flags)
     if config.proposer != "model":  # the tuner's evaluations are its configurations
         config = config.model_copy(update={"tune": 1})
     return config.model_copy(update={"in_flight": scaled_in_flight(config)})
+
+
+def _same_course(
+    manifest: Manifest, config: Config, flags: Collection[str], folder: Path | None
+) -> None:
+    """Make sure that flags do not contradict what decides a run's course since it began.
+
+    Raises:
+        UserError: One does.
+    """
+    for name in _COURSE:
+        began, now = getattr(manifest, name), getattr(config, name)
+        flag, given = name, now
+        if name == "proposer" and name not in flags:  # a model is the proposer where one is set
+            flag, given = "model", ",".join(config.model)
+        if flag in flags and began != now:
+            raise UserError(
+                f"{folder}: began with --{name} {began}, and --{flag} {given} was given: omit it, "
+                "or begin another run without --resume"
+            )
+
+
+def _models_to_limit(config: Config, flags: Collection[str]) -> None:
+    """Make sure that there are calls of models where a flag limits them.
+
+    Raises:
+        UserError: There are none.
+    """
+    for name in ("max_cost", "max_tokens"):
+        if name in flags and config.proposer != "model":
+            raise UserError(
+                f"--{name.replace('_', '-')} limits what calls of models use, and proposals come "
+                f"from {config.proposer}: omit it, or {NO_MODEL}"
+            )
 
 
 def choose_seeds(task: Task, config: Config) -> tuple[Kind, list[SeedText]]:

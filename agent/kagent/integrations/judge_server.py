@@ -97,7 +97,7 @@ def _answer(run: Run, line: bytes, say: Callable[[str], None]) -> dict[str, obje
         return {"error": f'expected one line of JSON, {{"source": TEXT}}, {most}'}
     began = time.monotonic()
     try:
-        result = run.tell(None, source)
+        result = run.tell(None, source, kernel=True)
     except KagentError as e:
         say(f"no verdict: {e}")
         return {"error": str(e)}
@@ -114,8 +114,6 @@ def judged(result: Result, seconds: float) -> ProgramVerdict:
     if isinstance(verdict, Rejected):
         where = f" in {verdict.case}" if verdict.case else ""
         feedback = f"{verdict.status} ({verdict.stage}){where}: {verdict.message}"
-    elif verdict is None:
-        feedback = f"NO_KERNEL: {result.fault}"
     return ProgramVerdict(
         id=result.id,
         correct=result.passed,

@@ -18,8 +18,7 @@ from typing import Any
 
 from kagent_sandbox.errors import UserError
 
-from kagent.runs.lineage import Proposal
-from kagent.runs.store import RunStore, read_history
+from kagent.runs.store import read_history
 
 
 @dataclass
@@ -80,17 +79,13 @@ def pool_of_run(folder: Path) -> ReplyPool:
     replies = []
     for candidate in history.lineage:
         proposal = candidate.proposal
-        if proposal.ask is None or (text := _reply(store, proposal)) is None:
+        path = store.reply_path(history, proposal)
+        if path is None:
             continue
+        text = path.read_text(encoding="utf-8")
         parents = [history.lineage[i].proposal.source for i in proposal.parents[:1]]
         replies.append((parents[0].strip() if parents else "", text))
     return ReplyPool(replies)
-
-
-def _reply(store: RunStore, proposal: Proposal) -> str | None:
-    assert proposal.ask is not None
-    path = store.text_path("replies", proposal.ask, proposal.attempt)
-    return path.read_text(encoding="utf-8") if path.is_file() else None
 
 
 def endpoint(pool: ReplyPool, port: int = 0) -> ThreadingHTTPServer:

@@ -4,6 +4,7 @@ the file is to work.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -22,11 +23,18 @@ _WORKS = re.compile(
     rf"{_LEAD}probability[^:]{{0,40}}(?::(.*)|$)",
     re.IGNORECASE | re.DOTALL,
 )
-_SHARE = re.compile(r"(\d{1,3}(?:[.,]\d{1,6})?)\s*(%|percent)?", re.IGNORECASE)
-_UNIT = r"\s*(%|percent|×|x\b|times|fold)?"
-_NUMBER = r"(\d{1,9}(?:[.,]\d{1,9})?)"
+_BEGIN, _END = r"(?<![^\W_])(?<!\.)", r"(?![^\W_])"  # not within a word: "fp32", "2x2", "1.2.3"
+_NUMBER = r"(\d+(?:[.,]\d+)?|\.\d+)"
+_NO_UNIT = rf"{_END}(?![.,]\d)"
+_SHARE = re.compile(
+    rf"{_BEGIN}{_NUMBER}(?:\s*(%|percent{_END})|\s*(?:/|out of)\s*(\d+){_NO_UNIT}|{_NO_UNIT})",
+    re.IGNORECASE,
+)
+_UNIT = rf"(?:\s*(%|×(?!\d)|(?:percent|x|times|fold){_END})|{_NO_UNIT})"
 _FACTOR = re.compile(
-    rf"([+−-]?)\s*{_NUMBER}{_UNIT}(?:\s*(?:-|–|—|to)\s*{_NUMBER}{_UNIT})?", re.IGNORECASE
+    rf"{_BEGIN}([+−-]?)\s*(?:([x×])\s*)?{_NUMBER}{_UNIT}"
+    rf"(?:\s*(?:-|–|—|to)\s*{_NUMBER}{_UNIT})?",
+    re.IGNORECASE,
 )
 
 
@@ -85,20 +93,30 @@ def works(lines: Sequence[str]) -> float | None:
     """Probability that the reply gives its file to be correct, 0 to 1; None where it gives none."""
     for line in lines:
         match = _WORKS.match(line)
-        found = _SHARE.search((match[1] or "")[:100]) if match is not None else None
-        if found is not None:
-            value = float(found[1].replace(",", "."))
-            value = value / 100 if found[2] or value > 1 else value
+        shares = [*_SHARE.finditer((match[1] or "")[:100])] if match is not None else []
+        if shares:
+            number, percent, whole = next((s for s in shares if s[2]), shares[0]).groups()
+            value = float(number.replace(",", "."))
+            if whole is not None:
+                value = value / float(whole) if float(whole) else math.inf
+            elif percent or value > 1:
+                value /= 100
             return value if 0 <= value <= 1 else None
     return None
 
 
 def _factor(text: str) -> float | None:
-    """1.15 of "1.15×", "15 %", "1.1–1.2x", "about 15% faster"; None where there is no number."""
-    match = _FACTOR.search(text[:200])
-    if match is None:
+    """1.15 of "1.15×", "15 %", "1.1–1.2x", "about 15% faster"; None where there is no number.
+
+    A number with a unit comes before others, such as a count of threads.
+    """
+    found = [*_FACTOR.finditer(text[:200])]
+    if not found:
         return None
-    sign, low, unit, high, unit_high = match.groups()
+    match = next((f for f in found if f[2] or f[4] or f[6]), found[0])
+    sign, before, low, unit, high, unit_high = match.groups()
+    if (before or unit) and not unit_high:
+        high = None  # of something else: "1.15× — 2 passes less"
     ends = [float(n.replace(",", ".")) for n in (low, high) if n]
     value = sum(ends) / len(ends)
     if (unit_high or unit or "").lower() in ("%", "percent"):

@@ -71,6 +71,7 @@ class Prompter:
         self._templates = Templates(places)
         self._task, self._kind = task, kind
         self._profiles = run_facts.profiles
+        self._tune = run_facts.tune
         self._device = hardware(target, run_facts.device, run_facts.ceilings)
         self._cases = bench_cases(task, kind, self._device, run_facts)
         checks = task.cases(kind)
@@ -150,6 +151,7 @@ class Prompter:
             "languages": self._languages,
             "cutlass": is_installed(CUTLASS),
             "language_rules": self._rules,
+            "tune": self._tune,
             "cases": self._cases,
             "cases_table": cases_table(self._cases, matrix=self._task.matrix),
         }

@@ -24,6 +24,7 @@ class RunFacts:
     baselines: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """µs by visible benchmark case and baseline; empty where none was measured."""
     lang: str = "any"  # the run's --lang: what kernels may be written in
+    tune: int = 16  # --tune: configurations of a kernel tried before its verdict; 1: none
     profiles: Sequence[Profile] = ()  # of candidates; the last of each case
 
 

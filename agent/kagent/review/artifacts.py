@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from kagent_sandbox.builder.binary.disassemble import disassemble
 from kagent_sandbox.builder.client import Builder
@@ -14,25 +15,31 @@ from kagent_sandbox.errors import UserError
 
 from kagent.evolve.open_machine import request_maker, visible_cases
 from kagent.evolve.stored_run import todays_task
-from kagent.runs.lineage import Candidate
+from kagent.runs.history import History
+from kagent.runs.lineage import Candidate, Proposal
 from kagent.runs.store import RunStore
 from kagent.text import kernel_label
 
-_FOLDERS = {"prompt": "prompts", "reply": "replies"}
 
-
-def kept_text(store: RunStore, candidate: Candidate, what: str) -> str:
+def kept_text(store: RunStore, history: History, candidate: Candidate, what: str) -> str:
     """The "prompt" or "reply" of a candidate, word for word.
 
     Raises:
         UserError: It has none: a seed, the tuner's work, or told without an ask.
     """
     p = candidate.proposal
-    path = None if p.ask is None else store.text_path(_FOLDERS[what], p.ask, p.attempt)
-    if path is None or not path.is_file():
+    path = store.reply_path(history, p) if what == "reply" else _prompt_path(store, p)
+    if path is None:
         author = p.origin.model if p.origin is not None else "kagent itself"
         raise UserError(f"#{candidate.id} has no {what}: it is a {p.operator} by {author}")
     return path.read_text(encoding="utf-8", errors="replace")
+
+
+def _prompt_path(store: RunStore, proposal: Proposal) -> Path | None:
+    if proposal.ask is None:
+        return None
+    path = store.text_path("prompts", proposal.ask, proposal.attempt)
+    return path if path.is_file() else None
 
 
 def rebuilt(

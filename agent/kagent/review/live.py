@@ -10,7 +10,7 @@ from typing import ClassVar
 from kagent_sandbox.errors import RunError
 
 from kagent.review.page import render
-from kagent.runs.store import read_history
+from kagent.runs.store import last_seq, read_history
 
 _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
@@ -76,8 +76,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     @staticmethod
     def _seq(folder: Path) -> tuple[str, str]:
-        history = read_history(folder)[1]
-        return "text/plain", str(history.events[-1].seq if history.events else 0)
+        return "text/plain", str(last_seq(folder))
 
     _pages: ClassVar[dict[str, Callable[[Path], tuple[str, str]]]] = {
         "/": lambda folder: _Handler._page(folder),

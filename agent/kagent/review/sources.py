@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import sys
 from collections.abc import Iterable, Sequence
 from html import escape
 
@@ -32,7 +33,9 @@ class Lines:
         return numbers
 
 
-@functools.lru_cache(maxsize=256)  # a page is written anew for each candidate, from all before it
+# A live page is written anew for each candidate, from all before it: with fewer places than a run
+# has candidates, none would be found again.
+@functools.lru_cache(maxsize=4096)
 def highlighted(source: str) -> tuple[str, ...]:
     """HTML of each line of a Python file, every character visible."""
     lines: list[list[str]] = [[]]
@@ -45,7 +48,7 @@ def highlighted(source: str) -> tuple[str, ...]:
             if part:
                 html = escape(part, quote=False)
                 lines[-1].append(f'<i class="{name}">{html}</i>' if name else html)
-    return tuple("".join(parts) for parts in lines)
+    return tuple(sys.intern("".join(parts)) for parts in lines)  # candidates share most lines
 
 
 def _class(kind: _TokenType) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -81,6 +82,8 @@ class History:
     elapsed_s: float  # working time over all sessions, without asking and telling
     attempts: Mapping[int, int] = field(default_factory=dict)  # by ask: calls of a model for it
     recalled: Recalled | None = None  # what the run took from memory; None: it was not asked
+    told: Mapping[int, int] = field(default_factory=dict)
+    """Answers from outside to the same ask before it, by candidate that such an answer is."""
     timed_configs: Mapping[int, tuple[TimedConfig, ...]] = field(default_factory=dict)
     """Configurations that were timed before a candidate's verdict, by candidate."""
     events: tuple[StoredEvent, ...] = field(default=(), repr=False)  # then the analyses
@@ -118,6 +121,8 @@ def replay_events(folder: Path, run: str, events: Sequence[StoredEvent]) -> Hist
     race: FinalRace | None = None
     recalled: Recalled | None = None
     timed: dict[int, tuple[TimedConfig, ...]] = {}
+    told: dict[int, int] = {}
+    answers: Counter[int] = Counter()  # by ask
     baselines: Mapping[str, Any] | None = None
     stop: Stop | None = None
     for event in events:
@@ -143,6 +148,10 @@ def replay_events(folder: Path, run: str, events: Sequence[StoredEvent]) -> Hist
             elif event.kind == "recorded":
                 row = from_json(StoredVerdict, event.data)
                 lineage.record(_candidate(folder, proposals.pop(row.id), row))
+            elif event.kind == "told" and event.data["ask"] is not None:
+                number = _number(event.data["ask"])
+                told[_number(event.data["id"])] = answers[number]
+                answers[number] += 1
             elif event.kind == "baselines":
                 baselines = event.data
             elif event.kind == "race":
@@ -171,6 +180,7 @@ def replay_events(folder: Path, run: str, events: Sequence[StoredEvent]) -> Hist
         elapsed_s=_working_s(events),
         attempts=attempts,
         recalled=recalled,
+        told=told,
         timed_configs=timed,
         events=(*events, *_analyses(folder, run, events[-1].seq if events else 0)),
     )

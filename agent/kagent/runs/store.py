@@ -5,7 +5,7 @@
                      killed process loses nothing committed
     kernels/ID.py    every proposal's text by its content
     prompts/N.md     the prompt of ask N (N-2.md: asked again, after a duplicate)
-    replies/N.md     its reply, word for word
+    replies/N.md     its reply, word for word (N-2.md: the second one, as for a prompt)
     logs/N.txt       output of building candidate N
     lock             held by the one process that writes
 
@@ -22,7 +22,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, Self, TypeAlias
@@ -30,6 +30,7 @@ from typing import IO, Any, Self, TypeAlias
 from kagent_sandbox.data.records import to_json
 from kagent_sandbox.errors import RunError
 
+from kagent.runs.analyses import read_analyses
 from kagent.runs.ask import AskRecord
 from kagent.runs.checksums import End, LogRow, end_of, insert, read_rows
 from kagent.runs.cost import ModelCall
@@ -232,6 +233,17 @@ class RunStore:
         again = f"-{attempt + 1}" if attempt else ""
         return self.folder / kind / f"{ask:04}{again}.md"
 
+    def reply_path(self, history: History, proposal: Proposal) -> Path | None:
+        """Return the path of the reply that a proposal was read from; None where none is kept.
+
+        An answer from outside is no attempt of a model: the log alone says how many came before it.
+        """
+        if proposal.ask is None:
+            return None
+        attempt = history.told.get(proposal.id, proposal.attempt)
+        path = self.text_path("replies", proposal.ask, attempt)
+        return path if path.is_file() else None
+
     def propose(self, *proposals: Proposal, more: Iterable[Row] = ()) -> None:
         """Keep accepted proposals, with `more` events that belong to them.
 
@@ -373,6 +385,22 @@ def _as_measured(folder: Path, manifest: Manifest, db: sqlite3.Connection) -> Ma
 def _passed_s() -> float:
     """Seconds on a clock that nobody can set, and that goes on while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def last_seq(folder: Path) -> int:
+    """Number of a run's last event, as its history has it, without reading those before; 0 where
+    there is none.
+
+    Raises:
+        RunError: It is no run, or cannot be read.
+    """
+    manifest = read_manifest(folder)
+    path = folder / "lineage.sqlite"
+    with clear_errors(folder):
+        refuse_missing(path)
+        with closing(connect_to_read(path)) as db:
+            last = end_of(db).seq
+    return last + sum(1 for _ in read_analyses(folder, manifest.id))
 
 
 def read_history(folder: Path) -> tuple[RunStore, History]:

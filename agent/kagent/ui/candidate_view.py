@@ -142,7 +142,7 @@ def candidate_view(store: RunStore, history: History, candidate: Candidate) -> R
     parts += _profile_texts(store, history, candidate)
     path = store.kernel_path(p.kernel)
     if p.fault:
-        parts += _reply_texts(store, candidate)
+        parts += _reply_texts(store, history, candidate)
     elif p.parents:
         parent = lineage[p.parents[0]]
         parts += [Text(f"\nwhat changed in #{parent.id}; the whole file is {path}", "bold")]
@@ -152,11 +152,10 @@ def candidate_view(store: RunStore, history: History, candidate: Candidate) -> R
     return Group(*parts)
 
 
-def _reply_texts(store: RunStore, candidate: Candidate) -> list[RenderableType]:
+def _reply_texts(store: RunStore, history: History, candidate: Candidate) -> list[RenderableType]:
     """The first lines of a reply that holds no kernel, and how to see all of it."""
-    p = candidate.proposal
-    path = None if p.ask is None else store.text_path("replies", p.ask, p.attempt)
-    if path is None or not path.is_file():
+    path = store.reply_path(history, candidate.proposal)
+    if path is None:
         return [Text("\nthere is no kernel, and the reply was not kept", "bold")]
     lines = printable(path.read_text(encoding="utf-8", errors="replace")).strip().splitlines()
     more = len(lines) - _REPLY_LINES

@@ -146,7 +146,7 @@ def test_an_answer_without_a_kernel_is_shown_as_the_reply_that_it_is(
 ):
     run = start(tmp_path)
     ask(run)
-    tell(run, (0, "\n".join(f"word {i}" for i in range(40))))
+    tell(run, (0, "\n".join(f"word {i}" for i in range(40))), (0, "another one"))
     judge(run)
     shown = kagent("show", run.name, 2).out
     assert "word 0" in shown
@@ -154,6 +154,9 @@ def test_an_answer_without_a_kernel_is_shown_as_the_reply_that_it_is(
     assert f"kagent show {run.name} 2 --reply" in shown
     assert "what changed" not in shown
     assert "cpp_kernel" not in shown  # no diff that deletes its parent
+    second = kagent("show", run.name, 3).out
+    assert "another one" in second
+    assert "word 0" not in second
 
 
 @pytest.mark.sampled(one_in=3)

@@ -234,7 +234,7 @@ class Prompting(Waiting):
 
     def __init__(self, session):
         super().__init__(session)
-        self.write = prompt_writer(session.task, session.store, None, session.profiles)
+        self.write = prompt_writer(session.task, session.store, Config(), session.profiles)
         self.prompts = session.prompts = []
 
     async def propose(self, ask):

@@ -90,6 +90,39 @@ def test_a_run_that_does_not_fit(evolve, stored, changes, words):
     refused(evolve("--resume", stored(**changes)), words)
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--seed", 7), "began with --seed 0, and --seed 7 was given"),
+        (("--configs", 2), "began with --configs 1, and --configs 2 was given"),
+        (("--lang", "any"), "began with --lang cpp, and --lang any was given"),
+        (("--model", "tiny"), "began with --proposer tune, and --model tiny was given"),
+        (("--proposer", "model"), "began with --proposer tune, and --proposer model was given"),
+    ],
+)
+def test_a_flag_that_a_run_has_decided_otherwise(evolve, stored, flags, words):
+    refused(evolve("--resume", stored(), *flags), words, UserError)
+
+
+def test_what_a_run_has_decided_may_be_said_again_and_be_otherwise_for_new_runs(
+    evolve, stored, monkeypatch
+):
+    monkeypatch.setenv("KAGENT_SEED", "7")
+    monkeypatch.setenv("KAGENT_CONFIGS", "2")
+    monkeypatch.setenv("KAGENT_MODEL", "tiny")
+    with pytest.raises(AssertionError, match="should have been refused before"):
+        evolve("--resume", stored(), "--proposer", "tune", "--lang", "cpp", "--model", "tiny")
+
+
+@pytest.mark.parametrize("flag", [("--max-cost", 5), ("--max-tokens", 5)])
+def test_a_limit_on_models_where_none_is_asked(evolve, flag, monkeypatch):
+    says = f"{flag[0]} limits what calls of models use, and proposals come from tune"
+    refused(evolve(*flag), says, UserError)
+    monkeypatch.setenv("KAGENT_MAX_COST", "5")
+    with pytest.raises(AssertionError, match="should have been refused before"):
+        evolve()
+
+
 def test_a_runs_folder_that_cannot_be_written(evolve, tmp_path):
     (tmp_path / "file").touch()
     said = "file: a file, where a folder was expected"

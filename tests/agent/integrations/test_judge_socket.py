@@ -1,4 +1,6 @@
-"""Other systems' programs, judged over a real socket; the judge behind it is a stand-in."""
+"""Other systems' programs, judged over a real socket; the judge behind it is a stand-in, or the
+simulated machine's.
+"""
 
 import json
 import socket
@@ -7,12 +9,15 @@ import sys
 import threading
 from pathlib import Path
 
+import kagent
 import pytest
+from asktell_runs import kernel, make_task, toy_machine  # noqa: F401 - a fixture
 from kagent.asktell.results import Result
 from kagent.integrations import judge_server
 from kagent.integrations.judge_client import JudgeError, judge
 from kagent_sandbox.data.verdict import CaseTiming, Passed, Rejected, Stage, Status
 from kagent_sandbox.errors import MachineError, UserError
+from simulated_machine import FakeBuilder
 
 GOOD = "def softmax(x): ..."
 
@@ -20,19 +25,17 @@ GOOD = "def softmax(x): ..."
 class StandIn:
     """A run that knows one right program."""
 
-    def tell(self, ask, text):
-        assert ask is None
+    def tell(self, ask, text, *, kernel):
+        assert (ask, kernel) == (None, True)
         if "broken machine" in text:
             raise MachineError("the device is gone")
-        fault = "" if "def " in text else "no kernel in it"
-        verdict = None
         if text == GOOD:
             timing = CaseTiming("wide", 10.0, 9.0, 11.0, 100, 0.5, 1.0, 1.0)
             verdict = Passed((timing,), (), 1.5, 0.1)
-        elif not fault:
+        else:
             verdict = Rejected(Stage.CHECK, Status.INCORRECT_NUMERICAL, "it is off", "odd")
         speed = 1.5 if text == GOOD else None
-        return Result(7, None, False, fault, verdict, speed, None, text == GOOD)
+        return Result(7, None, False, "", verdict, speed, None, text == GOOD)
 
 
 @pytest.fixture
@@ -46,10 +49,10 @@ def path(tmp_path):
         stopped.set()
 
     class Stopping(StandIn):
-        def tell(self, ask, text):
+        def tell(self, ask, text, **how):
             if text == "stop":
                 raise KeyboardInterrupt
-            return super().tell(ask, text)
+            return super().tell(ask, text, **how)
 
     thread = threading.Thread(target=serve)
     thread.start()
@@ -70,7 +73,6 @@ def test_verdicts_come_back_as_they_are(path):
     wrong = judge("def softmax(x): return x", str(path))
     assert (wrong.correct, wrong.speed_up) == (False, 0.0)
     assert wrong.feedback == "INCORRECT_NUMERICAL (check) in odd: it is off"
-    assert judge("nothing", str(path)).feedback == "NO_KERNEL: no kernel in it"
 
 
 def test_what_is_no_verdict_is_an_error_and_the_next_program_is_judged(path, monkeypatch):
@@ -94,6 +96,30 @@ def test_what_is_no_verdict_is_an_error_and_the_next_program_is_judged(path, mon
         judge(GOOD)
     with pytest.raises(JudgeError, match="is `kagent serve` running"):
         judge(GOOD, str(path) + "x")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "def toy(x:\n", "toy = lambda x: x\n", "prose", "kagent ask 7 of run 12ab\n", kernel(8)],
+)
+def test_whatever_a_program_looks_like_it_is_judged(tmp_path, toy_machine, text):  # noqa: F811
+    class Builder(FakeBuilder):
+        def build(self, request):
+            if "def toy(x)" in request.source:
+                return super().build(request)
+            return Rejected(Stage.BUILD, Status.COMPILE_ERROR, "line 1: no function toy")
+
+    toy_machine(builder=Builder())
+    make_task(tmp_path / "toy")
+    with kagent.Run(tmp_path / "toy", runs=tmp_path / "runs", memory=False) as run:
+        found = judge_server._answer(run, json.dumps({"source": text}).encode(), print)
+        last = run.history.lineage[-1]
+    assert (found["id"], last.proposal.source, last.proposal.ask) == (2, text, None)
+    if text == kernel(8):
+        assert found["correct"]
+    else:
+        assert (found["correct"], found["speed_up"]) == (False, 0.0)
+        assert found["feedback"] == "COMPILE_ERROR (build): line 1: no function toy"
 
 
 def test_only_its_user_may_use_the_socket(path):

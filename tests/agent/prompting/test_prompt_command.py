@@ -92,10 +92,10 @@ def test_what_does_not_fit_is_answered_with_what_does(folder, show):
         (of(folder, "--target", "sm_90a"), "a run has its own target"),
         (of(folder, "--parent", "99"), "no candidate 99: the run has 0 to "),
         (of(folder, "--parent", "x"), "expected the id of one of the run's candidates"),
-        (of(folder, "--parent", "0", "--operator", "repair"), "#0 was rejected: --operator repair"),
+        (of(folder, "--parent", "0", "--operator", "repair"), "#0 has passed: --operator repair"),
         (
             of(folder, "--parent", rejected, "--operator", "tune"),
-            "needs a --parent that has passed",
+            f"#{rejected} was rejected: --operator tune needs a --parent that has passed",
         ),
         (of(folder, "--card", "none"), "no card 'none': there are "),
         (("softmax", "--parent", "none"), "no seed 'none': softmax has cpp_online, cpp_rows"),
@@ -118,6 +118,16 @@ def test_the_next_prompt_of_a_run_that_is_answered_is_the_one_that_ask_writes(tm
     shown = show("--run", run.name, "--runs", run.parent)
     (asked,) = ask(run, 1)
     assert shown.out.strip() == asked.prompt.strip()
+    assert "tries up to 16 combinations" in asked.prompt
+
+
+def test_where_constants_are_not_tuned_no_prompt_says_that_they_are(tmp_path, show, monkeypatch):
+    monkeypatch.setenv("KAGENT_TUNE", "1")
+    run = start(tmp_path)
+    (asked,) = ask(run, 1)
+    assert "combinations" not in asked.prompt
+    assert "combinations" not in show("--run", run.name, "--runs", run.parent).out
+    assert "combinations" not in show("softmax", "--target", "cpu").out
 
 
 def test_a_run_in_which_nothing_passed_has_no_next_prompt(tmp_path, show):

@@ -53,6 +53,21 @@ def test_the_rules_do_not_deny_offsets_of_inputs(kind, target):
     assert "starts at a multiple of 512 bytes where its `storage_offset()` is 0" in text
 
 
+@pytest.mark.parametrize(("kind", "target"), [("gpu", "sm_90a"), ("cpu", "cpu")])
+def test_the_rule_about_tuned_constants_is_there_where_they_are_tuned(kind, target):
+    task = find_task("gelu")
+    ask = first_brief(
+        Setting(task, kind, target, 50, 0, 4, tuple(TEMPLATES)), seeds_for(task, kind, "any")
+    )
+    some, none = (
+        Prompter(task, kind, target, RunFacts(tune=tune)).write(ask).system for tune in (8, 1)
+    )
+    assert "tries up to 8 combinations" in some
+    assert "combinations" not in none
+    assert some.replace(rule := re.search(r"- `TUNE`: .*\n", some)[0], "") == none
+    assert rule.startswith("- `TUNE`: a file is built")
+
+
 def frame(prompt, *sources):
     """The prompt without sources that it may hold."""
     text = prompt.system + prompt.user

@@ -29,6 +29,15 @@ def test_texts_come_as_they_were_kept():
     assert reply in {p.read_text() for p in (RUN / "replies").iterdir()}
 
 
+def test_a_second_answer_to_an_ask_has_its_own_reply_and_the_same_prompt(monkeypatch, capsys):
+    def text(*words):
+        return run(monkeypatch, capsys, "show", RUN, *words).out
+
+    for candidate, name in (("3", "0000.md"), ("4", "0000-2.md"), ("5", "0001.md")):
+        assert text(candidate, "--reply") == (RUN / "replies" / name).read_text()
+    assert text("3", "--prompt") == text("4", "--prompt") == (RUN / "prompts/0000.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

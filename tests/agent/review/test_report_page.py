@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kagent.review import page, plots, report_data, sources, summary
+from kagent.review import live, page, plots, report_data, sources, summary
 from kagent.review.lineage_rows import LineageRow, lineage_rows
 from kagent.review.live import PageServer
 from kagent.review.scales import RatioScale, whole_ticks
@@ -422,6 +422,18 @@ def test_a_run_without_a_candidate_has_a_page(run):
     assert data_of(text)["candidates"] == []
 
 
+def test_a_page_of_hundreds_of_candidates_highlights_each_source_once():
+    texts = [f"x = {number}  # of a long search\n" for number in range(600)]
+    misses = []
+    for _ in range(2):  # the page is asked for again
+        lines = sources.Lines()
+        for text in texts:
+            lines.add(text)
+        misses.append(sources.highlighted.cache_info().misses)
+    assert misses[0] == misses[1]
+    assert len(lines.html) == 600
+
+
 def test_a_run_that_is_gone_is_an_answer_of_the_live_page(tmp_path, capfd):
     import threading
 
@@ -439,9 +451,11 @@ def test_a_run_that_is_gone_is_an_answer_of_the_live_page(tmp_path, capfd):
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_the_live_page_is_for_loopback_alone():
+def test_the_live_page_is_for_loopback_alone(monkeypatch):
     import threading
 
+    reads = iter([read_history])  # of the page alone: its number is asked for every two seconds
+    monkeypatch.setattr(live, "read_history", lambda folder: next(reads)(folder))
     with PageServer(SOFTMAX) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()

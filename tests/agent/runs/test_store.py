@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 from kagent.runs import store as store_module
+from kagent.runs.analyses import add_analysis
 from kagent.runs.events import Stop
 from kagent.runs.lineage import Candidate, Facts, Operator, Proposal
 from kagent.runs.manifest import find_run, list_runs, read_manifest
-from kagent.runs.store import RunStore
+from kagent.runs.store import RunStore, last_seq
 from kagent_sandbox.data.verdict import CaseTiming, Comparison, Passed, Rejected, Stage, Status
 from kagent_sandbox.errors import RunError
 from simulated_evolution import manifest
@@ -42,6 +43,25 @@ def fill(store):
             )
         )
     store.propose(proposal(2))
+
+
+def test_the_last_number_is_the_historys_while_it_is_written_and_with_analyses(tmp_path):
+    with RunStore.create(tmp_path / "runs", manifest()) as store:
+        fill(store)
+        folder = store.folder
+        numbers = [last_seq(folder)]
+        store.stop(Stop.BUDGET)
+        numbers.append(last_seq(folder))
+    add_analysis(folder, "another run", "some", {})
+    numbers.append(last_seq(folder))
+    add_analysis(folder, manifest().id, "some", {})
+    numbers.append(last_seq(folder))
+    assert [n - numbers[0] for n in numbers] == [0, 1, 1, 2]
+    with RunStore.open(folder, write=False) as store:
+        assert store.history().events[-1].seq == numbers[-1]
+    (folder / "lineage.sqlite").unlink()
+    with pytest.raises(RunError, match=r"lineage\.sqlite is missing"):
+        last_seq(folder)
 
 
 def test_what_is_written_is_read(tmp_path):
