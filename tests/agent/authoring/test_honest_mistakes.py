@@ -105,6 +105,7 @@ GIVEN = [
 @pytest.mark.parametrize(
     ("function", "wrong", "example"), [g[1:] for g in GIVEN], ids=[g[0] for g in GIVEN]
 )
+@pytest.mark.sampled(one_in=3)
 def test_some_draw_shows_it(function, wrong, example):
     draft = make_draft(next(find_rooms(make_operation(function, example()))))
     space = {}

@@ -78,6 +78,7 @@ def test_a_cpu_seed_is_right_and_kept(make):
     assert "torch/" not in text
 
 
+@pytest.mark.nightly
 def test_a_gpu_seed_is_right_and_holds_for_all_shapes(gpu_seed):
     _, outcome = gpu_seed("x.log_softmax(-1)", 4.0)
     assert outcome.results >= 1  # without a GPU, of the case that can be interpreted

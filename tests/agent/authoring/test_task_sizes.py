@@ -453,6 +453,7 @@ def of_a_kind(x, table, kinds):
         ),
     ],
 )
+@pytest.mark.sampled(one_in=3)
 def test_numbers_that_point_into_a_dimension_do_so_at_all_sizes(function, inputs, dims, lines):
     torch.manual_seed(0)
     operation = make_operation(function, inputs)

@@ -182,6 +182,7 @@ class Gate(torch.nn.Module):
         (Gate(), 1, lambda x, _: 2 * x, lambda _, limit: limit),
     ],
 )
+@pytest.mark.sampled(one_in=3)
 def test_what_is_compared_is_often_equal(function, inputs, left, right):
     draft = drafted(function, *[torch.randn(256, 96) for _ in range(inputs)])
     assert COARSE in draft.cpu.hidden_check[0].fields["inputs"]
@@ -193,6 +194,7 @@ def test_what_is_compared_is_often_equal(function, inputs, left, right):
 @pytest.mark.parametrize(
     "function", [torch.relu, lambda x, y: (x + y).relu(), lambda x, y: x.softmax(-1) * y]
 )
+@pytest.mark.sampled(one_in=3)
 def test_what_is_not_compared_with_each_other_has_no_few_numbers(function):
     inputs = function.__code__.co_argcount if hasattr(function, "__code__") else 1
     draft = drafted(function, *[torch.randn(256, 96) for _ in range(inputs)])
@@ -201,6 +203,7 @@ def test_what_is_not_compared_with_each_other_has_no_few_numbers(function):
 
 
 @pytest.mark.parametrize("function", [torch.relu, torch.tanh, lambda x: x.log_softmax(-1)])
+@pytest.mark.sampled(one_in=3)
 def test_what_usual_draws_reach_needs_no_case(function):
     draft = drafted(function, torch.randn(256, 96))
     assert draft.thresholds == {}

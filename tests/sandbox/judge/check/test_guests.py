@@ -191,6 +191,7 @@ OF_THREAD = (
         (OF_THREAD % "for (;;) {}", "a thread that called it ends"),
     ],
 )
+@pytest.mark.sampled(one_in=3)
 def test_what_a_destructor_does_is_seen(judge, before, says):
     """Its caller's process would end that way, long after the last call."""
     found = check(judge, kernel("touch();" if "touch" in before else "", before))
