@@ -109,7 +109,7 @@ def measure_noise(backend: Backend) -> Noise:
     """
     began = time.perf_counter()
     traits, model = backend.traits, backend.traits.noise
-    plan = _copy(backend.facts.target, model.copy_bytes)
+    plan = copy_plan(backend.facts.target, model.copy_bytes)
     layouts = lay_out_many(plan, model.places, None)
     arena = backend.arena(layouts[-1].stop)
     try:
@@ -179,7 +179,8 @@ def judge_noise(
     return Noise(us, math.exp(offset), spread, factor)
 
 
-def _copy(target: str, nbytes: int) -> Plan:
+def copy_plan(target: str, nbytes: int) -> Plan:
+    """A plan that copies its argument, for A/A tests."""
     x, y = (TensorRef(i, 0, (nbytes // 4,), (1,), "float32") for i in range(2))
     buffers = (Buffer(0, "input", nbytes, "x"), Buffer(1, "scratch", nbytes))
     return Plan(target, buffers, (Alloc(1), Copy(x, y)), (y,), ())
