@@ -50,7 +50,7 @@ class SharedServer(forkserver.ForkServer):
             raise ChildDied("this fork-server is closed")
         return self._shared._wait_ready()
 
-    def close(self):
+    def _end(self):
         for child in list(self._children):
             child.close()
         self._process = None

@@ -101,7 +101,6 @@ class Builder:
         self._slots = threading.BoundedSemaphore(jobs)
         self._active = 0  # builds that run
         self._generation = 0  # fork-servers that were replaced
-        self._closed = False
         self._lock = threading.Lock()
         confinement = confinement or builder_confinement()
         self._disk_bytes = confinement.disk_bytes
@@ -130,8 +129,6 @@ class Builder:
     ) -> None:
         if self._turns is not None:
             self._turns.close()
-        with self._lock:  # a server that takes another's place is closed, too
-            self._closed = True
         self._server.close()
 
     @property
@@ -207,15 +204,9 @@ class Builder:
             ChildDied: The builder was closed.
         """
         with self._lock:
-            self._require_open()
             if self._generation == generation:
-                self._server.close()
-                self._server.start()
+                self._server.restart()
                 self._generation += 1
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise ChildDied("the builder was closed before it was done")
 
     def _built(self, request: BuildRequest, tree: str) -> tuple[Built | Rejected, bool]:
         """Build once. Also returns whether the process was lost for no known reason."""
@@ -238,7 +229,7 @@ class Builder:
                 with self._lock:
                     self._active -= 1
         if isinstance(found, Rejected):  # at a close, because its process was ended
-            self._require_open()
+            self._server.require_open()
         full = disk_was_full(found)
         if full:
             folder = self._server.folder.parent

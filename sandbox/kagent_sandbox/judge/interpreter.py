@@ -15,7 +15,6 @@ import contextlib
 import math
 import select
 import signal
-import threading
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -122,8 +121,6 @@ class Interpreter:
             confinement=interpreter_confinement(tier=tier),
             env={"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         )
-        self._closed = False
-        self._lock = threading.Lock()
         self._server.start()
 
     def __enter__(self) -> Self:
@@ -134,8 +131,6 @@ class Interpreter:
 
     def close(self) -> None:
         """End all processes."""
-        with self._lock:  # a server that takes another's place is closed, too
-            self._closed = True
         self._server.close()
         if self._cpu is not None:
             self._cpu.close()
@@ -210,29 +205,17 @@ class Interpreter:
         try:
             return self._interpreted(source, cases, small, every=every)
         except _Lost:  # which says nothing of the candidate
-            self._restart()
+            self._server.restart()
         try:
             return self._interpreted(source, cases, small, every=every)
         except _Lost as e:
-            self._restart()
+            self._server.restart()
             if e.verdict is not None:
                 return e.verdict
             raise MachineError(
                 f"the interpreter's process is ended by something else on this machine: {e}. What "
                 "is recorded is kept: see to memory, then go on"
             ) from None
-
-    def _restart(self) -> None:
-        """A fork-server in the place of one that may be gone.
-
-        Raises:
-            ChildDied: This was closed.
-        """
-        with self._lock:
-            if self._closed:
-                raise ChildDied("the interpreter was closed before it was done")
-            self._server.close()
-            self._server.start()
 
     def _interpreted(
         self, source: str, cases: Sequence[Case], small: Sequence[Case], *, every: bool

@@ -69,7 +69,9 @@ class ForkServer:
         self._printed: deque[str] = deque(maxlen=_MOST_PRINTED)
         self._isolation: Isolation | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._closing = False
+        self._ending = False
+        self._closed = False
+        self._use = threading.Lock()  # of `_closed`, and of a restart
 
     def __enter__(self) -> Self:
         self.start()
@@ -81,7 +83,6 @@ class ForkServer:
     def start(self) -> None:
         """Start the process without waiting for its imports; `spawn` and `isolation` do."""
         self._isolation = None  # a successor is observed anew
-        self._closing = False
         with temporary_space():
             self._root = Path(tempfile.mkdtemp(prefix=self._prefix)).resolve()
         self._root.chmod(0o711)  # children of another user reach their own folder in it
@@ -181,7 +182,7 @@ class ForkServer:
             except ChannelError as e:
                 self._children.discard(child)
                 raise self._died(str(e)) from None
-        if self._closing:  # it may have looked for children before this one
+        if self._ending:  # what ends it may have looked for children before this one
             child.close()
             raise self._died("it was closed")
         return child
@@ -210,11 +211,37 @@ class ForkServer:
         if process is not None:
             process_tree.end_stopped((*process_tree.children(process.pid), process.pid))
 
+    def restart(self) -> None:
+        """End the process, if it is there still, and start another one in its place.
+
+        Raises:
+            ChildDied: This was closed: whoever did is not to be left with another process.
+        """
+        with self._use:
+            self.require_open()
+            self._end()
+            self._ending = False
+            self.start()
+
+    def require_open(self) -> None:
+        """Make sure that nobody has closed this.
+
+        Raises:
+            ChildDied: Somebody has.
+        """
+        if self._closed:
+            raise ChildDied(f"the fork-server for {self._handler} was closed before it was done")
+
     def close(self) -> None:
-        """Kill all children, end the process, remove its folder."""
+        """Kill all children, end the process, remove its folder; none is started any more."""
+        with self._use:
+            self._closed = True
+        self._end()
+
+    def _end(self) -> None:
         if self._process is None:
             return
-        self._closing = True
+        self._ending = True
         self._end_stopped()
         for child in list(self._children):
             with contextlib.suppress(ChildDied):  # the others and this process are ended anyway

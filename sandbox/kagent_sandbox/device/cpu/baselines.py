@@ -51,14 +51,14 @@ class CpuBaseline:
         for _ in range(_WARM_UP):
             void(function())
         first_us = min(_elapsed_us([function]) for _ in range(_TRIES))
-        nbytes = sum(t.nbytes for t in function.keywords.values() if isinstance(t, torch.Tensor))
+        nbytes = sum(t.nbytes for t in _tensors(function.keywords))
         places = TRAITS.placements
         wanted = places.lasting(first_us)
         count = max(places.least, min(wanted, _SETS_BYTES // max(1, nbytes)))
         copies = [functools.partial(function.func, **_copies(function)) for _ in range(count - 1)]
         self._sets: list[Callable[[], object]] = [function, *copies]
-        self._inputs = [_tensors(f) for f in (function, *copies)]
-        self._original = _tensors(functools.partial(function.func, **_copies(function)))
+        self._inputs = [_tensors(f.keywords) for f in (function, *copies)]
+        self._original = _tensors(_copies(function))
         self._priority = priority.of_workers(lambda: _elapsed_us(self._sets))
         self._taken = 0
         self._sample_us()  # memory for results is the process's own from now on
@@ -66,9 +66,7 @@ class CpuBaseline:
     def samples(self, count: int) -> list[float]:
         """`count` times in µs of one execution: each sample calls it once on every set."""
         if self._draw is not None:  # where its time depends on what is drawn, that is an average
-            self._original = [
-                t for t in self._draw(self._turns).values() if isinstance(t, torch.Tensor)
-            ]
+            self._original = _tensors(self._draw(self._turns))
             self._turns += 1
         with self._priority:
             return [self._sample_us() for _ in range(count)]
@@ -114,8 +112,8 @@ def _keep_freed_memory() -> None:
         mallopt(parameter, value)
 
 
-def _tensors(function: functools.partial[object]) -> list[torch.Tensor]:
-    return [v for v in function.keywords.values() if isinstance(v, torch.Tensor)]
+def _tensors(arguments: Mapping[str, object]) -> list[torch.Tensor]:
+    return [v for v in arguments.values() if isinstance(v, torch.Tensor)]
 
 
 def _copies(function: functools.partial[object]) -> dict[str, object]:
