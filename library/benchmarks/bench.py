@@ -195,6 +195,9 @@ def captured(call, arguments, pool=None):
         for _ in range(3):
             call(arguments)
     torch.cuda.current_stream().wait_stream(stream)
+    # cuBLAS has one workspace for a stream, which torch frees with any of the graphs that were
+    # captured there, and whenever torch.compile captures. The graph is to have its own.
+    torch._C._cuda_clearCublasWorkspaces()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool):
         result = call(arguments)

@@ -265,7 +265,7 @@ def reference_rows(
     """What `reference` has: the loss, [1, 1], and some rows of its gradient, [R, N], in float64.
 
     The loss of 16-bit logits comes from exponentials in float32, added up in float64: it is allowed
-    to err by 500 times as much as these do. `rows[1]` are the gradient's, [R] int64.
+    to err by thousands of times as much as these do. `rows[1]` are the gradient's, [R] int64.
     """
     valid = target != ignore_index
     count = valid.sum().double()

@@ -58,6 +58,33 @@ def test_lines_that_a_kernel_wants_to_keep_do_not_outlive_the_flush(launcher):
     assert kept > 0.75 * plain
 
 
+def test_a_graph_of_products_has_a_workspace_that_outlives_other_graphs():
+    """It is written in each replay: of these products cuBLAS splits the sum, on an H100."""
+    import torch
+    from kagent_sandbox.device.cuda.timing import Clock, Graph
+
+    clock = Clock(torch.device("cuda"))
+    with torch.cuda.stream(clock.stream):
+        x = torch.randn(32768, 640, device="cuda", dtype=torch.bfloat16)
+        results = [torch.empty(640, 640, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+        works = [lambda y=y: torch.mm(x.t(), x, out=y) for y in results]
+        for work in works:
+            work()
+    first, second = (Graph(clock, work) for work in works)
+    second.replay()
+    clock.sync("replaying")
+    expected = results[1].clone()
+    first.close()
+    torch.cuda.empty_cache()
+    with torch.cuda.stream(clock.stream):
+        others = [torch.full((8 * MIB,), 7.0, device="cuda") for _ in range(8)]
+    second.replay()
+    clock.sync("replaying after another graph was closed")
+    assert torch.equal(results[1], expected)
+    assert all(bool((other == 7.0).all()) for other in others)
+    second.close()
+
+
 @pytest.fixture(scope="module")
 def small_judge(tmp_path_factory):
     """Of a task whose results (16 MiB) fit into L2, and whose kernel takes about 20 µs."""

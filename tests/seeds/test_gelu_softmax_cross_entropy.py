@@ -8,13 +8,23 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from kagent_sandbox.data.build import BuildRequest, Built
 from kagent_sandbox.data.build_case import build_case
 from kagent_sandbox.data.compiled import MOST_LOOPS_OF_ALL, loop_text
 from kagent_sandbox.data.task import draw_hidden, load_task
-from seed_cases import SEEDS, Contracts, arguments, as_tuple, import_seed, name_of, worst_share
+from seed_cases import (
+    SEEDS,
+    Contract,
+    Contracts,
+    arguments,
+    as_tuple,
+    import_seed,
+    name_of,
+    worst_share,
+)
 
 TASKS = ("gelu", "softmax", "cross_entropy")
 FILES = [f for name in TASKS for f in sorted((SEEDS / name).glob("*_*.py"))]
@@ -74,6 +84,25 @@ def test_gradients_of_cross_entropy_do_not_cancel_by_chance(dims):
     p = torch.softmax(given["logits"][kept].double(), -1)
     p = p.gather(1, given["target"][kept, None])
     assert (1 / (1 - p[p < 1 - 1e-9])).max() < 2.5  # times the probability's relative error
+
+
+@pytest.mark.parametrize("inputs", ["mixed", "normal", "trained"])
+def test_losses_added_in_any_order_are_within_the_contract(inputs):
+    """Atomic additions, each of which rounds the sum so far."""
+    task = load_task(SEEDS / "cross_entropy")
+    dims = {"M": 16384, "N": 64, "inputs": inputs, "scale": 0.1, "dtype": "float32"}
+    case = task.cpu.check[0].model_copy(update={"name": "many", **dims})
+    reference, rng = task.reference(), np.random.default_rng(0)
+    for seed in range(4):
+        given = arguments(task, reference, case, seed)
+        contract, (_, grad) = Contract(task, reference, given), reference.eager(**given)
+        each = torch.nn.functional.cross_entropy(
+            given["logits"].double(), given["target"], reduction="none", ignore_index=-100
+        )
+        terms, count = each.float().numpy(), int((given["target"] >= 0).sum())
+        for _ in range(10):
+            total = np.add.accumulate(rng.permutation(terms))[-1]  # one after the other, in float32
+            assert contract.worst_share((torch.tensor(total / count), grad)) < 0.5
 
 
 def test_inputs_differ_by_seed_and_repeat(task):

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from kagent import resources
 from kagent.campaign.record import Campaign, CampaignRun
 from kagent.config.devices import kind_of_device
-from kagent.config.settings import Config, load_config, load_config_of
+from kagent.config.settings import NO_MODEL, Config, load_config, load_config_of
 from kagent.config.values import Seconds
 from kagent.evolve.proposers import check_models
 from kagent.evolve.session import kind_for, kind_here, seeds_for
@@ -128,6 +128,7 @@ def plan(sources: Sequence[str], asked: CampaignFile, on: str = LOCAL) -> Campai
     seeds = asked.seeds or 1
     problems: list[Problem] = []
     runs: list[CampaignRun] = []
+    asks_models = False
     tables = [TaskTable(task=t) if isinstance(t, str) else t for t in asked.tasks]
     for table in tables:
         for problem in find_problems([table.task], _NONE):
@@ -135,7 +136,8 @@ def plan(sources: Sequence[str], asked: CampaignFile, on: str = LOCAL) -> Campai
                 raise UserError(f"{problem.path}: no task: kagent import makes one of it")
             options = {**asked.options, **table.options}
             config = _config(f"tasks: {table.task}: options", options)
-            check_models(config.model_copy(update={"max_cost": asked.max_cost}))
+            models = check_models(config.model_copy(update={"max_cost": asked.max_cost}))
+            asks_models = asks_models or bool(models)
             for device in devices:
                 _check_language(find_task(problem.path), device, config.lang, on)
                 name = problem.name if len(devices) == 1 else f"{device}/{problem.name}"
@@ -153,6 +155,11 @@ def plan(sources: Sequence[str], asked: CampaignFile, on: str = LOCAL) -> Campai
                     )
                     for seed in range(seeds)
                 ]
+    if asked.max_cost is not None and not asks_models:
+        raise UserError(
+            "max_cost limits what calls of models cost, and proposals come from "
+            f"{general.proposer}: omit it, or {NO_MODEL}"
+        )
     budget = asked.budget or BUDGET
     if budget < len(runs):
         raise UserError(

@@ -233,7 +233,7 @@ def resolve_config(
         config = config.model_copy(update=update)
     check_models(config)
     check_prompts(config)
-    _models_to_limit(config, flags)
+    _models_to_ask(config, flags)
     if config.proposer != "model":  # the tuner's evaluations are its configurations
         config = config.model_copy(update={"tune": 1})
     return config.model_copy(update={"in_flight": scaled_in_flight(config)})
@@ -259,16 +259,16 @@ def _same_course(
             )
 
 
-def _models_to_limit(config: Config, flags: Collection[str]) -> None:
-    """Make sure that there are calls of models where a flag limits them.
+def _models_to_ask(config: Config, flags: Collection[str]) -> None:
+    """Make sure that models are asked where a flag is about their calls.
 
     Raises:
-        UserError: There are none.
+        UserError: None is.
     """
-    for name in ("max_cost", "max_tokens"):
+    for name in ("max_cost", "max_tokens", "base_url", "temperature", "bandit"):
         if name in flags and config.proposer != "model":
             raise UserError(
-                f"--{name.replace('_', '-')} limits what calls of models use, and proposals come "
+                f"--{name.replace('_', '-')} is about calls of models, and proposals come "
                 f"from {config.proposer}: omit it, or {NO_MODEL}"
             )
 

@@ -328,6 +328,17 @@ def test_the_price_of_a_tasks_own_model_must_be_known(tmp_path, monkeypatch):
         plan(("c.toml",), asked)
 
 
+def test_dollars_are_no_limit_where_no_model_is_asked(tmp_path, monkeypatch):
+    tasks_in(tmp_path, "a")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("KAGENT_MODEL", raising=False)
+    asked = CampaignFile.model_validate(
+        {"tasks": ["./a"], "devices": ["cpu"], "max_cost": 1.0, "options": {"lang": "cpp"}}
+    )
+    with pytest.raises(UserError, match="max_cost limits what calls of models cost"):
+        plan(("c.toml",), asked)
+
+
 def test_each_run_tells_what_is_done_for_it_and_of_every_verdict(runner, monkeypatch):
     made = runner(
         "print(json.dumps({'doing': 'searching: the device is shared'}), flush=True)\n"

@@ -114,9 +114,18 @@ def test_what_a_run_has_decided_may_be_said_again_and_be_otherwise_for_new_runs(
         evolve("--resume", stored(), "--proposer", "tune", "--lang", "cpp", "--model", "tiny")
 
 
-@pytest.mark.parametrize("flag", [("--max-cost", 5), ("--max-tokens", 5)])
-def test_a_limit_on_models_where_none_is_asked(evolve, flag, monkeypatch):
-    says = f"{flag[0]} limits what calls of models use, and proposals come from tune"
+@pytest.mark.parametrize(
+    "flag",
+    [
+        ("--max-cost", 5),
+        ("--max-tokens", 5),
+        ("--base-url", "http://127.0.0.1:1/v1"),
+        ("--temperature", 0.5),
+        ("--bandit",),
+    ],
+)
+def test_a_flag_for_models_where_none_is_asked(evolve, flag, monkeypatch):
+    says = f"{flag[0]} is about calls of models, and proposals come from tune"
     refused(evolve(*flag), says, UserError)
     monkeypatch.setenv("KAGENT_MAX_COST", "5")
     with pytest.raises(AssertionError, match="should have been refused before"):

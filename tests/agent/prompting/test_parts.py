@@ -133,7 +133,7 @@ def test_what_a_task_means_is_torch_itself():
     assert '"""' not in about.meaning
     assert about.arguments[2] == "ignore_index: a plain Python integer, always -100"
     assert about.tolerances[0] == (
-        "loss: k = 2, floor = 32 eps (fp32 3.8e-06); the whole tensor is one row"
+        "loss: k = 2, floor = 512 eps (fp32 6.1e-05); the whole tensor is one row"
     )
     assert "floor = 2 eps (bf16 0.016, fp32 2.4e-07, fp16 0.002)" in about.tolerances[1]
     assert "`padded`" in about.inputs

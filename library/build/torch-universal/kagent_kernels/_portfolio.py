@@ -111,13 +111,7 @@ class Portfolio:
 
     def dtype_of(self, args: Sequence[Any]) -> str:
         """The dtype of a call, as regions and points name it: that of the task's cases."""
-        if isinstance(self.dtype_from, str):
-            return self.dtype_from
-        if self.dtype_from is None:
-            tensor = next(a for a in args if hasattr(a, "dtype"))
-        else:
-            tensor = args[self.dtype_from]
-        return str(tensor.dtype).removeprefix("torch.")
+        return self.dtype_among([str(a.dtype) if hasattr(a, "dtype") else "" for a in args])
 
     def dtype_among(self, dtypes: Sequence[str]) -> str:
         """The same of the names of all arguments' dtypes, "" of those that are no tensors."""

@@ -179,6 +179,10 @@ class Graph:
         self._clock = clock
         self._work: Work | None = work
         self._graph = torch.cuda.CUDAGraph(keep_graph=True)
+        # cuBLAS has one workspace for a stream, which torch frees with any of the graphs that were
+        # captured there (pytorch/pytorch#193402). Without one, the capture makes one in the memory
+        # that lives as long as this graph.
+        torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 - as Inductor does it
         with torch.cuda.stream(clock.stream):
             self._graph.capture_begin(
                 pool=clock.graph_pool(self) if share_memory else None,
