@@ -435,7 +435,11 @@ def ended(code: int) -> str:
 
 def visible(slot: Slot) -> dict[str, str]:
     """Environment of a command that takes the first device that it sees."""
-    return {"CUDA_VISIBLE_DEVICES": "" if slot.device == "cpu" else slot.device.split(":")[-1]}
+    if slot.device == "cpu":
+        return {"CUDA_VISIBLE_DEVICES": ""}
+    number = int(slot.device.partition(":")[2] or 0)
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")  # of which the caller's numbers are
+    return {"CUDA_VISIBLE_DEVICES": seen.split(",")[number] if seen else str(number)}
 
 
 def last_line(log: Path) -> str:

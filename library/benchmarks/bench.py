@@ -172,6 +172,7 @@ class Graphs:
                 self._turns[name] = [captured(call, s, pool)[0].replay for s in sets]
             except RuntimeError:  # it waits for the device, or no memory is left for graphs
                 torch.cuda.synchronize()
+                pool = torch.cuda.graph_pool_handle()  # none is captured where one has failed
                 self.called.append(name)
                 self._turns[name] = [partial(call, s) for s in sets]
         self._start = torch.cuda.Event(enable_timing=True)
@@ -199,7 +200,8 @@ def captured(call, arguments, pool=None):
     # captured there, and whenever torch.compile captures. The graph is to have its own.
     torch._C._cuda_clearCublasWorkspaces()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
+    # A capture that fails leaves its stream the current one.
+    with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph, pool=pool):
         result = call(arguments)
     return graph, result
 

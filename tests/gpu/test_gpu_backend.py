@@ -49,8 +49,11 @@ def waits(*, x):
 def fails(*, x):
     raise ValueError("refuses this shape")
 
+def faults(*, x):
+    return x[torch.full((1,), 1 << 40, device=x.device)]  # a device-side assertion
+
 def experts():
-    return {"waits for the device": waits, "fails": fails}
+    return {"waits for the device": waits, "fails": fails, "faults": faults}
 """
 
 
@@ -164,6 +167,7 @@ def test_baselines_are_measured_and_failures_recorded(backend, task):
     for case in ("small", "large"):
         assert {"eager", "compile", "compile max-autotune"} <= set(found.us[case]), found.failed
         assert found.failed[case]["fails"] == "ValueError: refuses this shape"
+        assert "it ended the device's context: CUDA_ERROR_ASSERT" in found.failed[case]["faults"]
         assert found.captured[case]["waits for the device"] is False
     assert found.peak_bytes["large"]["eager"] >= 2 * 67108864
     assert measure_baselines(task, "gpu", backend.facts) == found
@@ -195,6 +199,29 @@ def test_a_call_that_fills_the_hosts_time_is_captured():
     plain = ready(lambda: y.copy_(x), clock)
     print(f"copy: captured {plain.captured}, {clock.median_us([plain.work]):.1f} µs")
     plain.close()
+
+
+def test_a_capture_that_fails_disturbs_nothing_that_follows():
+    """Torch 2.11 took the process for one that captures, from then on."""
+    from kagent_sandbox.device.cuda.baselines import ready
+    from kagent_sandbox.device.cuda.timing import Clock
+
+    clock = Clock(torch.device("cuda"))
+    x = torch.ones(1 << 20, device=clock.device)
+    before = ready(lambda: x * 2, clock)
+    waiting = ready(lambda: x * float(x[0].item()), clock)
+    assert before.captured
+    assert not waiting.captured
+    assert torch.randn(8, device=clock.device).isfinite().all()
+    for _ in range(2):
+        after = ready(lambda: x * 3, clock)
+        assert after.captured
+        after.close()
+    kept = torch.cuda.memory_reserved()
+    torch.empty(1 << 30, dtype=torch.uint8, device=clock.device)  # and free at once
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= kept
+    before.close()
 
 
 def test_a_graph_keeps_the_inputs_of_its_work():
@@ -230,7 +257,7 @@ def test_baselines_live_in_the_launcher_beside_a_plan(backend, task):
     from kagent_sandbox.judge.timing.baselines import baseline_call
 
     case = task.gpu.bench[1]
-    names = ["eager", "compile", "waits for the device", "fails"]
+    names = ["eager", "faults", "compile", "waits for the device", "fails"]
     calls = {f"baseline/{n}/0": baseline_call(task, case, n, seed=3) for n in names}
     arena = backend.arena(1 << 20)
     launcher = backend.launcher(arena, calls)
@@ -238,6 +265,7 @@ def test_baselines_live_in_the_launcher_beside_a_plan(backend, task):
         print(launcher.baselines)
         assert launcher.baselines["baseline/fails/0"].failed == "ValueError: refuses this shape"
         assert not launcher.baselines["baseline/fails/0"].lacked
+        assert "CUDA_ERROR_ASSERT" in launcher.baselines["baseline/faults/0"].failed
         assert not launcher.baselines["baseline/waits for the device/0"].captured
         s = Sketch()
         y = s.alloc(4096)

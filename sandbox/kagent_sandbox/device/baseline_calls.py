@@ -38,6 +38,10 @@ class BaselineUnavailableError(Exception):
     """The baseline does not exist here: an expert library that cannot be imported."""
 
 
+class ContextLostError(Exception):
+    """The baseline has ended the device's context: nothing runs in this process any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class BaselineCall:
     """One baseline on one case. JSON-able through `kagent_sandbox.data.records`."""
@@ -68,11 +72,13 @@ class ReadyBaseline:
         captured: Whether it is replayed as a graph rather than called.
         failed: Why it does not run; "" if it does.
         lacked: Whether all that it lacked may be memory that others hold.
+        faulted: Whether the device's context is lost by it.
     """
 
     captured: bool = False
     failed: str = ""
     lacked: bool = False
+    faulted: bool = False
 
 
 def make_inputs(

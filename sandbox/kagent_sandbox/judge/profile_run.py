@@ -64,6 +64,7 @@ def main(folder: Path) -> None:
     draws = InputSampler(task, device, TRAITS.inputs)
     input_set, stale = draws.fresh(case), draws.stale(case)
     placement.write(input_set.tensors, stale)
+    torch.cuda.synchronize(device)  # the executor has a stream of its own
     executor.run(placement.key)
     placement.write(input_set.tensors, stale)
     flush = torch.ones(_FLUSH_BYTES // 4, device=device)

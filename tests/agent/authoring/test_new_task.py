@@ -616,6 +616,17 @@ def test_equal_sizes_of_what_was_recorded_are_told_apart():
     assert next(iter(drawn.values())).shape == (5, 9)
 
 
+@pytest.mark.parametrize("recorded", [False, True])
+def test_another_order_in_the_examples_memory_is_said(recorded):
+    def given():
+        wide = torch.randn(6, 20)[:, :8]  # rows with gaps are a task's, too
+        return wide, torch.randn(8, 6).t(), torch.randn(8).expand(6, 8), torch.randn(1, 8).t().t()
+
+    operation = make_operation(lambda x, y, z, w: x * y + z * w, given if recorded else given())
+    said = [n.partition(":")[0] for n in operation.notes if "another order" in n]
+    assert said == ["y", "z"]
+
+
 def test_what_reduces_one_element_is_left_out():
     found = traced(
         lambda x: (x.sum(1, True).max(1, True)[0] ** 1 + 0).logsumexp(1, True), torch.randn(8, 9)

@@ -196,11 +196,12 @@ def test_a_turn_whose_ticket_is_removed_is_none(locks):
 
 @pytest.mark.parametrize("all_of_it", [True, False])
 def test_whoever_waits_with_a_ticket_that_is_removed_is_told(locks, all_of_it):
-    found = []
+    found, removed = [], threading.Event()
 
     def ask():
         try:
-            DeviceLock("toy-0").turn("timing").__enter__()
+            with DeviceLock("toy-0").turn("timing"):  # where the holder's ticket was first to go
+                removed.wait()
         except MachineError as e:
             found.append(str(e))
 
@@ -215,6 +216,7 @@ def test_whoever_waits_with_a_ticket_that_is_removed_is_told(locks, all_of_it):
             shutil.rmtree(locks)
         else:
             (locks / sorted(tickets(locks))[1]).unlink()
+        removed.set()
         thread.join()
         holder.kill()
     assert "KAGENT_LOCKS" in found[0]

@@ -108,6 +108,7 @@ class Drawn:
     shape: tuple[int, ...]
     dtype: torch.dtype
     drawing: Drawing
+    in_order: bool = True  # rows follow each other in memory, as in a task, with gaps or without
 
 
 def observed(value: object, *, parameter: bool = False) -> Any:
@@ -125,9 +126,17 @@ def observed(value: object, *, parameter: bool = False) -> Any:
     def look(leaf: object) -> object:
         if not isinstance(leaf, torch.Tensor):
             return leaf
-        return Drawn(tuple(leaf.shape), leaf.dtype, _look(leaf, parameter=parameter))
+        drawing = _look(leaf, parameter=parameter)
+        return Drawn(tuple(leaf.shape), leaf.dtype, drawing, _in_order(leaf))
 
     return pytree.tree_map(look, value)
+
+
+def _in_order(tensor: torch.Tensor) -> bool:
+    if tensor.layout is not torch.strided:
+        return True
+    strides = [s for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1]
+    return strides == sorted(strides, reverse=True) and 0 not in strides
 
 
 def _look(tensor: torch.Tensor, *, parameter: bool) -> Drawing:
@@ -228,7 +237,7 @@ def recorded(function: Callable[[], object]) -> Any:
     nodes = iter([_in_the_end(n, output) for n in pytree.tree_leaves(output.args[0])])
     leaves, spec = form
     found = [
-        Drawn(tuple(x.shape), x.dtype, _of_node(graph, next(nodes)))
+        Drawn(tuple(x.shape), x.dtype, _of_node(graph, next(nodes)), _in_order(x))
         if isinstance(x, torch.Tensor)
         else x
         for x in leaves

@@ -21,6 +21,11 @@ from kagent.authoring.tracing.drawing import Drawing, Drawn, observed
 TAKEN = frozenset({"case", "generator", "device", "dtype", "torch", "aten", "math", "wide"})
 """Names with a meaning of their own in a reference.py that is written."""
 _IN_PARTS = "complex numbers are real ones there, with a last dimension of 2 (view_as_real)"
+_IN_ORDER = (
+    "its dimensions lie in another order in the example's memory (a transposed or an expanded "
+    "tensor); in the task's they follow each other. For that order, give the tensor as it lies in "
+    "memory, and transpose it in the function"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +137,8 @@ class ExampleCall:
         self.examples.append(Example(label, shape, dtype, drawn.drawing, parameter, list_name))
         if drawn.dtype.is_complex:
             self.notes.append(f"{label}: {_IN_PARTS}")
+        if not drawn.in_order:
+            self.notes.append(f"{label}: {_IN_ORDER}")
 
     def _unique(self, text: str) -> str:
         return unique(identifier(text), self._taken)

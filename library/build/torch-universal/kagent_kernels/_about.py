@@ -2,4 +2,4 @@
 
 NAME = "kagent_kernels"
 VERSION = "1.5.3"
-NAMESPACE = "kagent_kernels_1ac4d6c2"  # of its operators in torch.ops
+NAMESPACE = "kagent_kernels_a1f23a38"  # of its operators in torch.ops

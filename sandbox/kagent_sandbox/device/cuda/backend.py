@@ -175,12 +175,21 @@ class GpuBackend:
             DeviceError: The process does not start, or cannot map the arena.
         """
         assert isinstance(arena, GpuArena)
+        wanted, faulted = dict(baselines or {}), dict[str, ReadyBaseline]()
         try:
-            try:
-                connection, outcome = self._opened(arena, baselines or {}, compiled)
-            except DeviceError:  # a driver on a bad day: once more, in another process
+            while True:
+                try:
+                    connection, outcome = self._opened(arena, wanted, compiled)
+                except DeviceError:  # a driver on a bad day: once more, in another process
+                    self._after_loss()
+                    connection, outcome = self._opened(arena, wanted, compiled)
+                lost = {key: how for key, how in outcome.items() if how.faulted}
+                if not lost:
+                    break
+                connection.kill()  # a baseline ended its context: without that one, in another
                 self._after_loss()
-                connection, outcome = self._opened(arena, baselines or {}, compiled)
+                faulted |= lost
+                wanted = {key: call for key, call in wanted.items() if key not in lost}
         finally:
             self._spares.begin(least=1)
         return GpuLauncher(
@@ -189,7 +198,7 @@ class GpuBackend:
             quiet=self._spares.wait_until_idle,
             after_loss=self._after_loss,
             end=self._spares.end,
-            baselines=outcome,
+            baselines={**outcome, **faulted},
         )
 
     def _opened(

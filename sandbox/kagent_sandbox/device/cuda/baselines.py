@@ -16,6 +16,7 @@ from kagent_sandbox.device import compiler_cache
 from kagent_sandbox.device.baseline_calls import (
     SAMPLES,
     BaselineCall,
+    ContextLostError,
     MeasuredBaseline,
     make_call,
 )
@@ -75,7 +76,7 @@ def ready(function: Callable[[], object], clock: Clock) -> Ready:
     peak_bytes = _peak_bytes(function, clock)
     called = Ready(lambda: void(function()), peak_bytes)
     try:
-        graph = Graph(clock, called.work, share_memory=True)
+        graph = Graph(clock, called.work, clock.pool)
     except (GpuError, RuntimeError):  # it waits for the device, or allocates in odd ways
         clock.sync("capturing a baseline")
         return called
@@ -136,6 +137,14 @@ def measurer(index: int) -> Callable[[BaselineCall], MeasuredBaseline]:
     clock = Clock(torch.device("cuda", index))
 
     def measure(call: BaselineCall) -> MeasuredBaseline:
+        try:
+            return measured(call)
+        except Exception:
+            if (fault := clock.fault()) is not None:
+                raise ContextLostError(str(fault)) from None
+            raise
+
+    def measured(call: BaselineCall) -> MeasuredBaseline:
         compiles = call.name in COMPILE_MODES  # importing the compiler takes seconds
         with contextlib.ExitStack() as stack:
             if compiles:

@@ -16,7 +16,7 @@ from kagent_sandbox.data.verdict import Status
 from kagent_sandbox.device.cuda.driver import GpuError
 from kagent_sandbox.device.cuda.kernels import Kernels, failed
 from kagent_sandbox.device.cuda.memory import Transport, bytes_tensor, make_current, open_shared
-from kagent_sandbox.device.cuda.timing import Clock, Graph, Work
+from kagent_sandbox.device.cuda.timing import Clock, Graph, GraphPool, Work
 from kagent_sandbox.device.device_memory import lacks_memory
 from kagent_sandbox.device.interface import LaunchFailed
 from kagent_sandbox.device.plan_ops import bind_op, strided_view
@@ -46,6 +46,7 @@ class Executor:
     arena: torch.Tensor | None = None
     extra: dict[str, Work] = field(default_factory=dict)  # baselines, by key
     _prepared: dict[str, _Prepared] = field(default_factory=dict)
+    _pool: GraphPool = field(default_factory=GraphPool)  # results are in the arena
 
     def __post_init__(self) -> None:
         torch.cuda.set_device(self.index)
@@ -167,7 +168,7 @@ class Executor:
 
     def _graph(self, prepared: _Prepared) -> Graph:
         if prepared.graph is None:
-            prepared.graph = Graph(self.clock, prepared.enqueue)
+            prepared.graph = Graph(self.clock, prepared.enqueue, self._pool)
         return prepared.graph
 
     def _get(self, key: str) -> _Prepared:

@@ -64,7 +64,9 @@ class SharedMemory:
             call(driver.cuMemFree, driver.CUdeviceptr(self.address), doing="freeing an arena")
             return
         os.close(self.fd)
-        _unmap(self.address, self.nbytes)
+        address = driver.CUdeviceptr(self.address)
+        _unmap(address, self.nbytes)
+        _free_addresses(address, self.nbytes)
 
 
 def allocate(nbytes: int, index: int, transport: Transport) -> SharedMemory:
@@ -92,7 +94,11 @@ def allocate(nbytes: int, index: int, transport: Transport) -> SharedMemory:
         fd = call(
             driver.cuMemExportToShareableHandle, allocation, kind, 0, doing="exporting an arena"
         )
-        address = _map(allocation, nbytes, index)
+        try:
+            address = _map(allocation, nbytes, index)
+        except GpuError:
+            os.close(fd)
+            raise
     finally:
         call(driver.cuMemRelease, allocation, doing="releasing a handle")  # the mapping holds it
     return SharedMemory(index, nbytes, transport, address, fd=int(fd))
@@ -130,19 +136,26 @@ def _map(allocation: object, nbytes: int, index: int) -> int:
     address = call(
         driver.cuMemAddressReserve, nbytes, GRANULE_BYTES, 0, 0, doing="reserving addresses"
     )
-    call(driver.cuMemMap, address, nbytes, 0, allocation, 0, doing="mapping an arena")
-    access = driver.CUmemAccessDesc()
-    access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    access.location.id = index
-    access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-    call(driver.cuMemSetAccess, address, nbytes, [access], 1, doing="opening an arena to access")
+    with contextlib.ExitStack() as undone:
+        undone.callback(_free_addresses, address, nbytes)
+        call(driver.cuMemMap, address, nbytes, 0, allocation, 0, doing="mapping an arena")
+        undone.callback(_unmap, address, nbytes)
+        access = driver.CUmemAccessDesc()
+        access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        access.location.id = index
+        access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        opening = "opening an arena to access"
+        call(driver.cuMemSetAccess, address, nbytes, [access], 1, doing=opening)
+        undone.pop_all()  # it is mapped, and stays so
     return int(address)
 
 
-def _unmap(address: int, nbytes: int) -> None:
-    pointer = driver.CUdeviceptr(address)
-    call(driver.cuMemUnmap, pointer, nbytes, doing="unmapping an arena")
-    call(driver.cuMemAddressFree, pointer, nbytes, doing="releasing addresses")
+def _unmap(address: object, nbytes: int) -> None:
+    call(driver.cuMemUnmap, address, nbytes, doing="unmapping an arena")
+
+
+def _free_addresses(address: object, nbytes: int) -> None:
+    call(driver.cuMemAddressFree, address, nbytes, doing="releasing addresses")
 
 
 class _Bytes:

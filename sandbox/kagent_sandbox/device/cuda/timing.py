@@ -9,6 +9,7 @@ never waits for Python between the two events of a sample. `enqueue_us` tells wh
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 import weakref
@@ -18,11 +19,38 @@ from typing import Any
 import cuda.bindings.driver as driver
 import torch
 
+from kagent_sandbox.data.verdict import Status
 from kagent_sandbox.device.cuda.driver import GpuError, call
 
 FLUSH_BYTES = 256 << 20
 Work = Callable[[], None]
 """Enqueues one execution on the current stream."""
+
+
+class GraphPool:
+    """Memory of graphs that share it: what a replay leaves there, that of another may overwrite."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None  # torch versions differ in its type
+        self._graphs: weakref.WeakSet[Graph] = weakref.WeakSet()
+
+    def enter(self, graph: Graph) -> Any:
+        """Its handle for one more graph.
+
+        Torch drops a pool with its last graph and fails to capture into it again.
+        """
+        if not self._graphs:
+            self._handle = torch.cuda.graph_pool_handle()
+        self._graphs.add(graph)
+        return self._handle
+
+    def leave(self, graph: Graph) -> None:
+        """Tell that a graph's memory is gone."""
+        self._graphs.discard(graph)
+
+    def forget(self) -> None:
+        """Use other memory from now on: torch takes no further capture where one failed."""
+        self._graphs = weakref.WeakSet()
 
 
 class Clock:
@@ -39,8 +67,8 @@ class Clock:
             self._sink = torch.zeros((), dtype=torch.int64, device=device)
             self.flush()
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        self._pool: Any = None  # torch versions differ in its type
-        self._sharing: weakref.WeakSet[Graph] = weakref.WeakSet()
+        self.pool = GraphPool()
+        """Memory of baselines' graphs."""
         self.sync("starting the clock")
 
     def flush(self) -> None:
@@ -56,23 +84,13 @@ class Clock:
         stream = driver.CUstream(self.stream.cuda_stream)
         call(driver.cuStreamSynchronize, stream, doing=doing)
 
-    def graph_pool(self, graph: Graph) -> Any:
-        """Memory pool of graphs that share memory, `graph` among them from now on.
-
-        Torch drops a pool with its last graph and fails to capture into it again.
-        """
-        if self._pool is None or not self._sharing:
-            self._pool = torch.cuda.graph_pool_handle()
-        self._sharing.add(graph)
-        return self._pool
-
-    def leave_graph_pool(self, graph: Graph) -> None:
-        """Tell that a graph's memory is gone."""
-        self._sharing.discard(graph)
-
-    def forget_graph_pool(self) -> None:
-        """Use another pool from now on: torch takes no further capture into one that failed."""
-        self._pool = None
+    def fault(self) -> GpuError | None:
+        """The error of a kernel after which nothing runs in this process; None if there is none."""
+        try:
+            self.sync("after a failure")
+        except GpuError as e:
+            return e if e.status is Status.GPU_FAULT else None
+        return None
 
     def samples(self, work: Sequence[Work], count: int) -> list[float]:
         """`count` device times in µs, rotating over `work`, each from a cold L2.
@@ -165,36 +183,34 @@ class Graph:
     be timed with it; the graph is therefore instantiated and launched by the driver.
     """
 
-    def __init__(self, clock: Clock, work: Work, *, share_memory: bool = False) -> None:
+    def __init__(self, clock: Clock, work: Work, pool: GraphPool | None = None) -> None:
         """Capture `work`, which must have run on the clock's stream before (lazy loading).
 
         It is kept until `close`: replays read the memory of whatever it refers to.
 
-        With `share_memory` what the work allocates may be reused by other such graphs' work, so
-        that results do not outlive the next replay of any of them.
+        With a pool, what the work allocates does not outlive the next replay of another graph of
+        that pool.
 
         Raises:
             GpuError, RuntimeError: It cannot be captured.
         """
         self._clock = clock
         self._work: Work | None = work
+        self._pool = pool or GraphPool()
         self._graph = torch.cuda.CUDAGraph(keep_graph=True)
         # cuBLAS has one workspace for a stream, which torch frees with any of the graphs that were
         # captured there (pytorch/pytorch#193402). Without one, the capture makes one in the memory
         # that lives as long as this graph.
         torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 - as Inductor does it
         with torch.cuda.stream(clock.stream):
-            self._graph.capture_begin(
-                pool=clock.graph_pool(self) if share_memory else None,
-                capture_error_mode="thread_local",
-            )
+            handle = self._pool.enter(self)
             try:
+                self._graph.capture_begin(pool=handle, capture_error_mode="thread_local")
                 work()
                 self._graph.capture_end()
             except BaseException:
-                _abandon(self._graph)
-                clock.leave_graph_pool(self)
-                clock.forget_graph_pool()
+                self._pool.forget()
+                _abandon(self._graph, clock.device, handle)
                 raise
         self._stream = driver.CUstream(clock.stream.cuda_stream)
         graph = driver.CUgraph(self._graph.raw_cuda_graph())
@@ -215,12 +231,28 @@ class Graph:
         call(driver.cuGraphExecDestroy, self._exec, doing="destroying the graph")
         self._graph.reset()
         self._work = None
-        self._clock.leave_graph_pool(self)
+        self._pool.leave(self)
 
 
-def _abandon(graph: torch.cuda.CUDAGraph) -> None:
-    """End a capture that failed, whatever state it is in."""
+def _abandon(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any) -> None:
+    """End a capture that failed, whatever state it is in.
+
+    Where the driver gives no graph, as after a wait for the device, torch 2.11 goes on as if it
+    captured: it frees no memory outside of the pool, and refuses to draw random numbers.
+    """
     try:
         graph.capture_end()
     except RuntimeError:
-        return
+        with contextlib.suppress(RuntimeError):  # later versions have done it
+            torch._C._cuda_endAllocateToPool(device.index or 0, pool)  # noqa: SLF001
+        with contextlib.suppress(RuntimeError):  # the device may be lost
+            _end_capture_of_random_numbers(device)
+
+
+def _end_capture_of_random_numbers(device: torch.device) -> None:
+    """Have torch's generator draw again: it does at the end of a capture that succeeds."""
+    number, graph = torch.zeros((), device=device), torch.cuda.CUDAGraph()
+    graph.capture_begin(capture_error_mode="thread_local")
+    number.zero_()
+    graph.capture_end()
+    graph.reset()

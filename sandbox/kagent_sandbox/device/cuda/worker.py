@@ -140,7 +140,9 @@ class _Server:
     def _baselines(
         self, request: Mapping[str, Any], message: Message, executor: Executor
     ) -> dict[str, object]:
-        """Compile and capture baselines on own memory, before the lock; what became of each."""
+        """Compile and capture baselines on own memory, before the lock; what became of each. After
+        one that ends the context nothing runs here, and the others are left out.
+        """
         assert not self._locked, "baselines are compiled before the lock"
         folder = self._context.tmp / "inductor"
         compiler_cache.use(folder)
@@ -157,6 +159,10 @@ class _Server:
                         function = make_call(call, executor.clock.device)
                     baseline = ready(function, executor.clock)
             except Exception as e:  # noqa: BLE001 - a baseline that fails is recorded as such
+                fault = executor.clock.fault()
+                if fault is not None:
+                    outcome[key] = to_json(ReadyBaseline(failed=str(fault), faulted=True))
+                    break
                 full = device_memory.shared_lack(e, executor.clock.device, had_bytes)
                 reason = f"{type(e).__name__}: {e}".partition("\n")[0]
                 outcome[key] = to_json(ReadyBaseline(failed=reason, lacked=full is not None))

@@ -7,7 +7,8 @@ Trusted code: torch, expert libraries and the task's reference.py. It reads one 
 standard input and writes one JSON object per line: {"start": [case, name]} before a baseline, then
 {"done": [case, name], "us", "captured", "peak_bytes"} or {"failed": [case, name], "reason"}, or
 {"full": [case, name], "reason"} where all that it lacked may be memory that others hold. The last
-line is {"complete": true}. When it dies, the line that is missing says of what.
+line is {"complete": true}, or a failure that has "last": true, after which nothing runs in this
+process. When it dies, the line that is missing says of what.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from kagent_sandbox.device.baseline_calls import (
     AHEAD,
     BaselineCall,
     BaselineUnavailableError,
+    ContextLostError,
     MeasuredBaseline,
     all_names,
     forget_compiled,
@@ -59,6 +61,8 @@ def main() -> None:
             answers.write(json.dumps({"start": pair}) + "\n")
             answer = _attempt(measure, dataclasses.replace(call, name=name), pair)
             answers.write(json.dumps(answer) + "\n")
+            if "last" in answer:
+                exit_fast()
         forget_compiled()
         gc.collect()
     answers.write(json.dumps({"complete": True}) + "\n")
@@ -74,6 +78,8 @@ def _attempt(
         return {"done": pair, **dataclasses.asdict(measure(call))}
     except BaselineUnavailableError as e:
         return {"failed": pair, "reason": str(e)}
+    except ContextLostError as e:
+        return {"failed": pair, "reason": f"it ended the device's context: {e}", "last": True}
     except Exception as e:  # noqa: BLE001 - a baseline that fails is recorded, whatever it raises
         full = device_memory.shared_lack(e, _device(), had_bytes)
         if full is not None:  # with that memory it may be the fastest

@@ -214,6 +214,7 @@ class _Collected:
         self._say = say
         self._done: list[dict[str, object]] = []
         self._running: tuple[str, str] | None = None
+        self._ends = False  # whether the worker measures nothing further
         self._died: dict[tuple[str, str], str] = {}  # how the process ended
 
     @property
@@ -242,6 +243,7 @@ class _Collected:
             self._running = (answer["start"][0], answer["start"][1])
             return
         self._running = None
+        self._ends = bool(answer.get("last"))
         if "full" in answer:
             raise DeviceFull(f"{answer['full'][0]}: {answer['full'][1]}: {answer['reason']}")
         self._done.append(answer)
@@ -253,11 +255,15 @@ class _Collected:
             self._say(f"{case}: {name} failed: {answer['reason']}")
 
     def died(self, reason: str, log: str, *, final: bool = False) -> None:
-        """The worker is gone; what it was doing has failed, unless it is to be tried again.
+        """The worker is gone; what it was doing has failed, unless it is to be tried again. Another
+        one goes on.
 
         Raises:
             ChildDied: It was doing nothing: it would die again.
         """
+        if self._ends:
+            self._ends = False
+            return
         if self._running is None:
             raise ChildDied(f"the process that measures baselines {reason}\n{log}")
         case, name = self._running

@@ -61,6 +61,16 @@ def reference(*, x, c):
 def eager(*, x, c):
     return 2 * x + c
 
+def lost(*, x, c):
+    from kagent_sandbox.device.baseline_calls import ContextLostError
+    os.environ["LOST"] = "1"
+    raise ContextLostError("CUDA_ERROR_ASSERT")
+
+def elsewhere(*, x, c):
+    if "LOST" in os.environ:
+        raise RuntimeError("the context was lost")
+    return eager(x=x, c=c)
+
 def die(*, x, c):
     os.kill(os.getpid(), signal.SIGSEGV)
 
@@ -135,6 +145,18 @@ def test_failing_baselines_are_recorded_and_the_rest_goes_on(tmp_path):
         "a dies": "its process died of SIGSEGV, twice",
         "b fails": "ValueError: refuses rows of 8",
     }
+
+
+@pytest.mark.usefixtures("_only_eager")
+def test_what_follows_a_baseline_that_ends_the_context_is_measured_in_another_process(tmp_path):
+    task = make_task(tmp_path, "{'a lost': lost, 'b works': elsewhere}")
+    found = baselines.measure_baselines(task, "cpu", FACTS)
+    assert {c: set(us) for c, us in found.us.items()} == {
+        "small": {"eager", "b works"},
+        "large": {"eager", "b works"},
+    }
+    why = {"a lost": "it ended the device's context: CUDA_ERROR_ASSERT"}
+    assert found.failed == {"small": why, "large": why}
 
 
 @pytest.mark.usefixtures("_only_eager")
