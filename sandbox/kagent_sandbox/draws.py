@@ -519,7 +519,7 @@ def draw_moments(
     Args:
         kind: "normal"; "first": both moments are 0 everywhere; "still": the gradient is; and
             "nonfinite": NaN, +inf and -inf here and there in the gradient, as an overflow leaves
-            them.
+            them, and NaN elsewhere in each of the moments.
         shape: Of each result; a row is along the last dimension.
         scale: Deviation of the gradient.
         dtype: Of the gradient; moments are float32.
@@ -572,6 +572,8 @@ def draw_moments(
         grad.zero_()
     elif kind == "nonfinite":
         plant(grad, (torch.inf, -torch.inf, torch.nan), 0.06, generator)
+        plant(exp_avg, (torch.nan,), 0.02, generator)
+        plant(exp_avg_sq, (torch.nan,), 0.02, generator)
     return grad, exp_avg, exp_avg_sq
 
 

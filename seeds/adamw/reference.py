@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
-from kagent_sandbox.draws import draw_kinds, draw_moments
+from kagent_sandbox.draws import draw_kinds, draw_moments, plant
 
 if TYPE_CHECKING:
     from kagent_sandbox.data.case import Case
@@ -24,7 +24,8 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     as often from 1e-6 to 0.02; step is a whole number from 2 to 2^24; both evenly in the logarithm.
     Distributions: `normal`; `first` (step is 1, both moments are 0); `still` (grad is 0, as of a
     layer that took no part in this step); `nonfinite` (NaN, +inf and -inf here and there in grad,
-    as an overflow leaves them: in all results NaN or infinite there, and nowhere else).
+    as an overflow leaves them, and NaN elsewhere in param and in both moments, as an earlier one
+    has left it: in all results NaN or infinite there, and nowhere else).
     """
     shape = (int(case.dims["M"]), int(case.dims["N"]))
     dtype = getattr(torch, case.dtype)
@@ -38,6 +39,8 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     param.mul_(torch.where(few, 10 * lr, 1.0).to(dtype))
     given = draw_moments(case.inputs, shape, case.scale, dtype, generator, device)
     grad, exp_avg, exp_avg_sq = given
+    if case.inputs == "nonfinite":
+        plant(param, (torch.nan,), 0.02, generator)
     return {
         "param": param,
         "grad": grad,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from kagent_sandbox.draws import draw_kinds, draw_moments
+from kagent_sandbox.draws import draw_kinds, draw_moments, plant
 
 if TYPE_CHECKING:
     from kagent_sandbox.data.case import Case
@@ -32,7 +32,8 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     whole number from 2 to 2^24; both evenly in the logarithm. Distributions: `normal`; `first`
     (step is 1, all moments are 0); `still` (the gradients of two tensors are 0, as of layers that
     took no part in this step); `nonfinite` (NaN, +inf and -inf here and there in the gradients, as
-    an overflow leaves them: in all results NaN or infinite there, and nowhere else).
+    an overflow leaves them, and NaN elsewhere in parameters and moments, as an earlier one has left
+    it: in all results NaN or infinite there, and nowhere else).
     """
     m, n = int(case.dims["M"]), int(case.dims["N"])
     dtype = getattr(torch, case.dtype)
@@ -47,6 +48,8 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
         few = draw_kinds(rows, 2, generator, device).view(-1, *(1,) * (len(shape) - 1)) == 0
         param = torch.empty(shape, dtype=dtype, device=device).normal_(generator=generator)
         drawn[name] = param.mul_(torch.where(few, 10 * lr, 1.0).to(dtype))
+        if case.inputs == "nonfinite":
+            plant(param, (torch.nan,), 0.02, generator)
         kind = "normal" if case.inputs == "still" and alone else case.inputs
         given = draw_moments(kind, shape, case.scale, dtype, generator, device)
         grad, exp_avg, exp_avg_sq = given

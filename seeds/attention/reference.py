@@ -29,8 +29,9 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     a row are equal; scores that rise or fall from key to key; scores about 10000 below the others
     before and after a window of keys or in every other block, never for the first key. "huge" is
     normal, with values times a power of two from 2^10 to 2^100: the result is as large. "nonfinite"
-    is normal, with NaN in some queries and in one key of some heads: all of such a query's row is
-    NaN, and the rows of all queries of such a key.
+    is normal, with NaN in some queries, in one key of some heads and in the first value of some:
+    all of such a query's row is NaN, and the rows of all queries of such a key; of such a value all
+    rows are NaN in its column.
     """
     # No short sequences with NaN: of 5 keys torch's kernel for a CPU makes 0 of it. And none in
     # values that a causal query does not see: times a probability of 0, some kernels have NaN.
@@ -49,10 +50,10 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     k = draw(hkv, shift=8.0 if case.inputs in ("shifted", "sunk") else 0.0)
     if case.inputs == "mixed":
         _mix(q, k, generator)
-    elif case.inputs == "nonfinite":
-        _break(q, k, bool(d["causal"]), generator)
     v = draw(hkv)
-    if case.inputs == "huge":
+    if case.inputs == "nonfinite":
+        _break(q, k, v, bool(d["causal"]), generator)
+    elif case.inputs == "huge":
         power = torch.randint(10, 101, (1,), generator=generator, device=device)
         v.mul_(power.float().exp2().to(dtype))
     return {"q": q, "k": k, "v": v}
@@ -91,14 +92,19 @@ def _mix(q: torch.Tensor, k: torch.Tensor, generator: torch.Generator) -> None:
         head[:, 3::4] = each.to(head.dtype)[:, None]
 
 
-def _break(q: torch.Tensor, k: torch.Tensor, causal: bool, generator: torch.Generator) -> None:
-    """Plant NaN in some queries, and in one key of some heads: if causal, in one that all see.
+def _break(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, generator: torch.Generator
+) -> None:
+    """Plant NaN in some queries, in one key of some heads, if causal in one that all see, and in
+    the first value of some.
 
     Torch adds -inf to the scores of other keys in some layouts of its inputs, which leaves NaN.
+    Times a probability of 0, as of values that a causal query does not see, some kernels have NaN.
     """
     keys = k[:, :, :1] if causal else k
     break_rows(q.flatten(0, 2), 32, generator)
     break_rows(keys.flatten(0, 1), 4, generator)
+    break_rows(v[:, :, 0].flatten(0, 1), 4, generator)
 
 
 def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:

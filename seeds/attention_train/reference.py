@@ -24,8 +24,9 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     a kind of its own: normal; scores that rise or fall from key to key; scores about 10000 below
     the others in half of the keys, which are a window or every other block, never the first key.
     "huge" is normal, with values times a power of two from 2^10 to 2^100: o is as large.
-    "nonfinite" is normal, with NaN in some queries and in one key of some heads: both results are
-    NaN for such a query, and for all queries of such a key.
+    "nonfinite" is normal, with NaN in some queries, in one key of some heads and in the first value
+    of some: both results are NaN for such a query, and for all queries of such a key; o alone is in
+    such a value's column.
     """
     # Not for a GPU: of a sum that is NaN torch's kernel there makes an infinite log-sum-exp.
     d = case.dims
@@ -34,18 +35,23 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     kind = "normal" if case.inputs == "nonfinite" else case.inputs
     q, k, v = draw_attention(kind, queries, int(d["Hkv"]), case.scale, dtype, generator, device)
     if case.inputs == "nonfinite":
-        _break(q, k, bool(d["causal"]), generator)
+        _break(q, k, v, bool(d["causal"]), generator)
     return {"q": q, "k": k, "v": v}
 
 
-def _break(q: torch.Tensor, k: torch.Tensor, causal: bool, generator: torch.Generator) -> None:
-    """Plant NaN in some queries, and in one key of some heads: if causal, in one that all see.
+def _break(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, generator: torch.Generator
+) -> None:
+    """Plant NaN in some queries, in one key of some heads, if causal in one that all see, and in
+    the first value of some.
 
     Torch adds -inf to the scores of other keys in some layouts of its inputs, which leaves NaN.
+    Times a probability of 0, as of values that a causal query does not see, some kernels have NaN.
     """
     keys = k[:, :, :1] if causal else k
     break_rows(q.flatten(0, 2), 32, generator)
     break_rows(keys.flatten(0, 1), 4, generator)
+    break_rows(v[:, :, 0].flatten(0, 1), 4, generator)
 
 
 def _by_head(

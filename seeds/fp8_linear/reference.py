@@ -19,9 +19,11 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     """Draw x: [M, K] and weight: [N, K] in float8_e4m3fn, and their scales, about 1/50.
 
     The scale of x is times the case's scale. Distributions: `normal` (of deviation 30, from -448 to
-    448); `extreme` (also 448, -448, 0 and the least subnormal number, often; some rows of both are
-    0; one of the scales is negative); `nonfinite` (`normal`, with NaN of either sign once in every
-    eighth row of x and of the weight, at least in one: all of such a row and column of y is NaN).
+    448); `ranged` (`normal`, each row of x and all of the weight times a power of two from 2^-13 to
+    1: where these are least, some multiples of 2^-9, the least subnormal number); `extreme` (also
+    448, -448, 0 and the least subnormal number, often; some rows of both are 0; one of the scales
+    is negative); `nonfinite` (`normal`, with NaN of either sign once in every eighth row of x and
+    of the weight, at least in one: all of such a row and column of y is NaN).
     """
     m, n, k = (int(case.dims[d]) for d in "MNK")
 
@@ -34,10 +36,13 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
                 wide.masked_fill_(kind == i, value)
         return wide
 
-    if case.inputs not in ("normal", "extreme", "nonfinite"):
+    if case.inputs not in ("normal", "ranged", "extreme", "nonfinite"):
         raise ValueError(f"fp8_linear knows no distribution {case.inputs!r}")
     x, weight = drawn(m, k), drawn(n, k)
-    if case.inputs == "extreme":
+    if case.inputs == "ranged":
+        x.mul_(torch.exp2(-draw_kinds(m, 14, generator, device).float()))
+        weight.mul_(torch.exp2(-draw_kinds(1, 14, generator, device).float()))
+    elif case.inputs == "extreme":
         for tensor in (x, weight):
             tensor.masked_fill_(draw_kinds(len(tensor), 8, generator, device) == 0, 0.0)
     elif case.inputs == "nonfinite":

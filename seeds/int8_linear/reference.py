@@ -19,10 +19,13 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     """Draw x: [M, K], times the case's scale; weight: [N, K] int8; and scale: [N], about 1/500
     or -1/500.
 
-    Distributions: `normal` (weights are normal, rounded, from -127 to 127); `extreme` (weights are
-    -128, 127 or any other, evenly; some rows of x and of the weight are 0, and so are some scales);
-    `nonfinite` (`normal` without zeros among the weights; a third of the rows of x has NaN, +inf or
-    -inf once: such a row of y is NaN or infinite; a scale of 16 is NaN, and its column of y).
+    Distributions: `normal` (weights are normal, rounded, from -127 to 127); `ranged` (`normal`,
+    each row of x and all scales times a power of two from 2^-12 to 1, of float16 from 2^-4, and in
+    every other row of x one number of 256, at least one, is 100 times as large); `extreme` (weights
+    are -128, 127 or any other, evenly; some rows of x and of the weight are 0, and so are some
+    scales); `nonfinite` (`normal` without zeros among the weights; a third of the rows of x has
+    NaN, +inf or -inf once: such a row of y is NaN or infinite; a scale of 16 is NaN, and its column
+    of y).
     """
     m, n, k = (int(case.dims[d]) for d in "MNK")
     dtype = getattr(torch, case.dtype)
@@ -31,7 +34,7 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     )
     scale = torch.rand(n, generator=generator, device=device).add_(0.5).div_(500.0).to(dtype)
     scale[torch.rand(n, generator=generator, device=device) < 1 / 2] *= -1
-    if case.inputs in ("normal", "nonfinite"):
+    if case.inputs in ("normal", "ranged", "nonfinite"):
         weight = torch.empty((n, k), device=device).normal_(0.0, 40.0, generator=generator)
         weight = weight.round_().clamp_(-127, 127).to(torch.int8)
     elif case.inputs == "extreme":
@@ -45,7 +48,15 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
         scale.masked_fill_(draw_kinds(n, 16, generator, device)[:, 0] == 0, 0.0)
     else:
         raise ValueError(f"int8_linear knows no distribution {case.inputs!r}")
-    if case.inputs == "nonfinite":
+    if case.inputs == "ranged":
+        powers = 5 if dtype == torch.float16 else 13
+        scale.mul_(torch.exp2(-draw_kinds(1, powers, generator, device)[0].to(dtype)))
+        few = torch.rand((m, k), generator=generator, device=device) < 1 / 256
+        few |= torch.arange(k, device=device) == k // 2
+        few &= draw_kinds(m, 2, generator, device) == 0
+        x.mul_(torch.where(few, 100.0, 1.0).to(dtype))
+        x.mul_(torch.exp2(-draw_kinds(m, powers, generator, device).to(dtype)))
+    elif case.inputs == "nonfinite":
         weight.masked_fill_(weight == 0, 1)
         # No infinite scale: of a sum near 0 rounding decides the sign.
         scale.masked_fill_(draw_rows(n, 16, generator, device)[:, 0], torch.nan)

@@ -26,7 +26,7 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     numbers, a thousandth of normal (so that eps counts), 30 times normal, a power of two up to 2^50
     times normal (as far as float16 goes; the square of more overflows). `nonfinite` also has rows
     with +inf (where the result is NaN, and 0 in the rest of the row) and with NaN (all of the row
-    is NaN).
+    is NaN), and NaN in one weight of 64, at least one (whose column is NaN).
     """
     rows, columns = int(case.dims["M"]), int(case.dims["N"])
     dtype = getattr(torch, case.dtype)
@@ -54,6 +54,7 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     for i, other in enumerate(others):
         wide = torch.where(kind == i, other, wide)
     if case.inputs == "nonfinite":
+        plant(weight, (torch.nan,), 1 / 64, generator)
         broken = draw_rows(rows, 2, generator, device)
         infinite = draw_kinds(rows, 2, generator, device) == 0
         value = torch.where(infinite, torch.inf, torch.nan)

@@ -25,6 +25,7 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     values, rising along the row, one entry 4 times as large as the others, a thousandth of normal
     (so that eps counts), 30 times normal; in some rows grad is 0. `nonfinite` is `mixed` with a NaN
     in grad in some rows: dx is NaN in all of such a row, dweight in the NaN's column.
+    `nonfinite_x` has it in x: dx is NaN in all of such a row, and dweight everywhere.
     """
     rows, columns = int(case.dims["M"]), int(case.dims["N"])
     dtype = getattr(torch, case.dtype)
@@ -41,7 +42,7 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     if case.inputs == "normal":  # in one pass: every timed execution has such inputs of its own
         x.normal_(0.0, case.scale, generator=generator)
         return given
-    if case.inputs not in ("mixed", "nonfinite"):
+    if case.inputs not in ("mixed", "nonfinite", "nonfinite_x"):
         raise ValueError(f"rms_norm_backward knows no distribution {case.inputs!r}")
     wide = torch.randn((rows, columns), generator=generator, device=device) * case.scale
     kind = draw_kinds(rows, 8, generator, device)
@@ -55,9 +56,10 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
         wide = torch.where(kind == i, other, wide)
     x.copy_(wide)
     grad.masked_fill_(kind == 6, 0.0)
-    if case.inputs == "nonfinite":
+    if case.inputs != "mixed":
         broken = draw_rows(rows, 8, generator, device)
-        grad.scatter_(1, at, grad.gather(1, at).masked_fill_(broken, torch.nan))
+        one = grad if case.inputs == "nonfinite" else x
+        one.scatter_(1, at, one.gather(1, at).masked_fill_(broken, torch.nan))
     return given
 
 
