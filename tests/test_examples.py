@@ -7,7 +7,8 @@ from kagent_sandbox import draws, lang
 EXAMPLES = (
     *(lang.cpp_kernel, lang.tensor_map, lang.struct),
     *(draws.draw_index, draws.draw_as_counted, draws.draw_kinds, draws.draw_rows, draws.plant),
-    *(draws.draw_around, draws.draw_attention, draws.offsets),
+    *(draws.draw_around, draws.draw_attention, draws.offsets, draws.break_rows),
+    draws.break_attention,
     *(draws.draw_huge, draws.draw_moments, draws.draw_runs),
 )
 

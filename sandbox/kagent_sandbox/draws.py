@@ -656,6 +656,41 @@ def draw_attention(
     return q, k, v
 
 
+def break_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, generator: torch.Generator
+) -> None:
+    """Plant NaN in place in some queries, in one key of some heads, and in the first value of some.
+
+    All of such a query's row is NaN, and the rows of all queries of such a key; of such a value all
+    rows are in its column.
+
+    Args:
+        q: Queries, [B, H, S, D].
+        k: Keys, [B, Hkv, S, D].
+        v: Values, likewise.
+        causal: Whether a query sees no later keys. Then the first key is broken: torch adds -inf to
+            the scores of others in some layouts of its inputs, which leaves NaN. Values that a
+            query does not see stay: times a probability of 0, some kernels have NaN.
+        generator: The source of chance, on the tensors' device.
+
+    Example:
+        Break heads of causal attention:
+
+            import torch
+
+            generator = torch.Generator().manual_seed(0)
+            q, k, v = (torch.zeros(1, heads, 64, 8) for heads in (4, 2, 2))
+            break_attention(q, k, v, True, generator)
+            assert q.isnan().any()
+            assert not k[:, :, 1:].isnan().any()
+            assert v[:, :, 0].isnan().any()
+    """
+    keys = k[:, :, :1] if causal else k
+    break_rows(q.flatten(0, 2), 32, generator)
+    break_rows(keys.flatten(0, 1), 4, generator)
+    break_rows(v[:, :, 0].flatten(0, 1), 4, generator)
+
+
 def offsets(
     lengths: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64
 ) -> torch.Tensor:

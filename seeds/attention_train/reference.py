@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
-from kagent_sandbox.draws import break_rows, draw_attention
+from kagent_sandbox.draws import break_attention, draw_attention
 
 if TYPE_CHECKING:
     from kagent_sandbox.data.case import Case
@@ -35,23 +35,8 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     kind = "normal" if case.inputs == "nonfinite" else case.inputs
     q, k, v = draw_attention(kind, queries, int(d["Hkv"]), case.scale, dtype, generator, device)
     if case.inputs == "nonfinite":
-        _break(q, k, v, bool(d["causal"]), generator)
+        break_attention(q, k, v, bool(d["causal"]), generator)
     return {"q": q, "k": k, "v": v}
-
-
-def _break(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, generator: torch.Generator
-) -> None:
-    """Plant NaN in some queries, in one key of some heads, if causal in one that all see, and in
-    the first value of some.
-
-    Torch adds -inf to the scores of other keys in some layouts of its inputs, which leaves NaN.
-    Times a probability of 0, as of values that a causal query does not see, some kernels have NaN.
-    """
-    keys = k[:, :, :1] if causal else k
-    break_rows(q.flatten(0, 2), 32, generator)
-    break_rows(keys.flatten(0, 1), 4, generator)
-    break_rows(v[:, :, 0].flatten(0, 1), 4, generator)
 
 
 def _by_head(

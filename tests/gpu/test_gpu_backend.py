@@ -241,7 +241,7 @@ def test_a_graph_keeps_the_inputs_of_its_work():
         with torch.cuda.stream(clock.stream):
             work()
         torch.cuda.synchronize()
-        return Graph(clock, work)
+        return Graph(clock, work, clock.pool)
 
     graph = captured()
     others = [torch.full((count,), 7.0, device=clock.device) for _ in range(3)]

@@ -70,7 +70,7 @@ def test_a_graph_of_products_has_a_workspace_that_outlives_other_graphs():
         works = [lambda y=y: torch.mm(x.t(), x, out=y) for y in results]
         for work in works:
             work()
-    first, second = (Graph(clock, work) for work in works)
+    first, second = (Graph(clock, work, clock.pool) for work in works)
     second.replay()
     clock.sync("replaying")
     expected = results[1].clone()

@@ -178,11 +178,7 @@ class GpuBackend:
         wanted, faulted = dict(baselines or {}), dict[str, ReadyBaseline]()
         try:
             while True:
-                try:
-                    connection, outcome = self._opened(arena, wanted, compiled)
-                except DeviceError:  # a driver on a bad day: once more, in another process
-                    self._after_loss()
-                    connection, outcome = self._opened(arena, wanted, compiled)
+                connection, outcome = self._opened(arena, wanted, compiled)
                 lost = {key: how for key, how in outcome.items() if how.faulted}
                 if not lost:
                     break
@@ -205,6 +201,15 @@ class GpuBackend:
         self, arena: GpuArena, baselines: Mapping[str, BaselineCall], compiled: Sequence[bytes]
     ) -> tuple[Connection, Mapping[str, ReadyBaseline]]:
         """A process over the arena, and what became of the baselines."""
+        try:
+            return self._opened_once(arena, baselines, compiled)
+        except DeviceError:  # a driver on a bad day: once more, in another process
+            self._after_loss()
+            return self._opened_once(arena, baselines, compiled)
+
+    def _opened_once(
+        self, arena: GpuArena, baselines: Mapping[str, BaselineCall], compiled: Sequence[bytes]
+    ) -> tuple[Connection, Mapping[str, ReadyBaseline]]:
         connection = self._race_connection() if baselines else self._spares.take()
         try:
             return connection, self._set_up(connection, arena, baselines, compiled)

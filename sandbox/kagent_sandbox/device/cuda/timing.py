@@ -183,33 +183,31 @@ class Graph:
     be timed with it; the graph is therefore instantiated and launched by the driver.
     """
 
-    def __init__(self, clock: Clock, work: Work, pool: GraphPool | None = None) -> None:
+    def __init__(self, clock: Clock, work: Work, pool: GraphPool) -> None:
         """Capture `work`, which must have run on the clock's stream before (lazy loading).
 
         It is kept until `close`: replays read the memory of whatever it refers to.
 
-        With a pool, what the work allocates does not outlive the next replay of another graph of
-        that pool.
+        What the work allocates does not outlive the next replay of another graph of the pool.
 
         Raises:
             GpuError, RuntimeError: It cannot be captured.
         """
-        self._clock = clock
         self._work: Work | None = work
-        self._pool = pool or GraphPool()
+        self._pool = pool
         self._graph = torch.cuda.CUDAGraph(keep_graph=True)
         # cuBLAS has one workspace for a stream, which torch frees with any of the graphs that were
-        # captured there (pytorch/pytorch#193402). Without one, the capture makes one in the memory
-        # that lives as long as this graph.
+        # captured there (pytorch/pytorch#193402). Without one, the capture makes one in the pool,
+        # which lives as long as this graph.
         torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 - as Inductor does it
         with torch.cuda.stream(clock.stream):
-            handle = self._pool.enter(self)
+            handle = pool.enter(self)
             try:
                 self._graph.capture_begin(pool=handle, capture_error_mode="thread_local")
                 work()
                 self._graph.capture_end()
             except BaseException:
-                self._pool.forget()
+                pool.forget()
                 _abandon(self._graph, clock.device, handle)
                 raise
         self._stream = driver.CUstream(clock.stream.cuda_stream)
