@@ -572,8 +572,8 @@ def draw_moments(
         grad.zero_()
     elif kind == "nonfinite":
         plant(grad, (torch.inf, -torch.inf, torch.nan), 0.06, generator)
-        plant(exp_avg, (torch.nan,), 0.02, generator)
-        plant(exp_avg_sq, (torch.nan,), 0.02, generator)
+        for moment in (exp_avg, exp_avg_sq):  # not in one of two that are 0 together
+            plant(moment, (torch.nan,), 0.02, generator, where=moment != 0)
     return grad, exp_avg, exp_avg_sq
 
 
