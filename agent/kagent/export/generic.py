@@ -20,7 +20,9 @@ from kagent_sandbox.syntax import parse, parse_expression
 
 from kagent.export.templating import render
 
-_RESERVED = {"torch", "nn", "plain", "found", "fits", "dtype", "dtypes", "itemsize", "cdiv"}
+_RESERVED = {
+    "torch", "nn", "plain", "holds", "found", "fits", "dtype", "dtypes", "itemsize", "cdiv",
+}  # fmt: skip
 
 
 def operator_source(task: Task) -> str:
@@ -60,6 +62,10 @@ def template_values(task: Task) -> dict[str, object]:
     ]
     values = (a.value for a in task.arguments)
     formulas = " ".join(map(str, (*shapes, *values, *task.constraints)))
+    same_dtype = f"{where.name}.dtype == dtype"
+    on_tensors = [c for c in _tensor_checks(task, known) if c != same_dtype]
+    dtypes = ", ".join(f"torch.{d}" for d in sorted(_dtypes(task)))
+    fitting = [*([f"{dtype} in {{{dtypes}}}"] if isinstance(source, int) else ()), *on_tensors]
     return {
         "task": task,
         "summary": _in_docstring(task.summary),
@@ -72,7 +78,10 @@ def template_values(task: Task) -> dict[str, object]:
         "rank_values": repr(tuple(len(a.shape or ()) for a in tensors)),
         "schema": _schema(task),
         "bindings": known,
-        "checks": [c for c in _checks(task, known) if c != f"{where.name}.dtype == dtype"],
+        "result_bindings": _used(known, (size for r in task.results for size in r.shape)),
+        "checks": [*on_tensors, *_scalar_checks(task, known)],
+        "fitting": fitting,
+        "fitting_bindings": _used(known, fitting),
         "first": where.name,
         "case_dtype": dtype,
         "results": [
@@ -145,11 +154,17 @@ def dtype_source(task: Task) -> int | str | None:
     for position, argument in enumerate(task.arguments):
         if argument.shape is not None and argument.dtype == "$dtype":
             return position
+    found = _dtypes(task)
+    return found.pop() if len(found) == 1 else None
+
+
+def _dtypes(task: Task) -> set[str]:
+    """Those of the task's cases."""
     found: set[str] = set()
     for of in (task.gpu, task.cpu):
         found |= {c.dtype for c in (*of.check, *of.bench)}
         found |= {d for g in (*of.hidden_check, *of.hidden_bench) for d in g.dtype}
-    return found.pop() if len(found) == 1 else None
+    return found
 
 
 def _returns(count: int) -> str:
@@ -178,21 +193,32 @@ def _bindings(task: Task) -> Mapping[str, str]:
     return {n: found[n] for n in task.dims if n in found}
 
 
-def _checks(task: Task, known: Mapping[str, str]) -> list[str]:
-    """Conditions on the arguments under which a call is the task's."""
+def _used(bindings: Mapping[str, str], texts: Iterable[object]) -> dict[str, str]:
+    """The bindings of dimensions that texts name."""
+    text = " ".join(map(str, texts))
+    return {n: where for n, where in bindings.items() if re.search(rf"\b{n}\b", text)}
+
+
+def _tensor_checks(task: Task, known: Mapping[str, str]) -> list[str]:
+    """Conditions on tensors of the task's ranks under which sizes and dtypes are its, too."""
     found: list[str] = []
     for argument in task.arguments:
         name = argument.name
-        if argument.shape is not None:
-            for i, size in enumerate(argument.shape):
-                if known.get(str(size)) != f"{name}.shape[{i}]":
-                    found.append(f"{name}.shape[{i}] == {_code(size)}")
-            if argument.dtype != "$dtype":
-                found.append(f"{name}.dtype == {_dtype(argument.dtype)}")
-            else:
-                found.append(f"{name}.dtype == dtype")
-        elif known.get(str(argument.value)) != name:
-            value = argument.value
+        if argument.shape is None:
+            continue
+        for i, size in enumerate(argument.shape):
+            if known.get(str(size)) != f"{name}.shape[{i}]":
+                found.append(f"{name}.shape[{i}] == {_code(size)}")
+        found.append(f"{name}.dtype == {_dtype(argument.dtype)}")
+    return found
+
+
+def _scalar_checks(task: Task, known: Mapping[str, str]) -> list[str]:
+    """Conditions on scalars and dimensions under which a call is the task's."""
+    found: list[str] = []
+    for argument in task.arguments:
+        name, value = argument.name, argument.value
+        if argument.shape is None and known.get(str(value)) != name:
             found.append(f"{name} == {f'({value})' if isinstance(value, str) else repr(value)}")
     return [*found, *(f"({c})" for c in task.constraints)]
 

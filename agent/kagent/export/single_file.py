@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ast
 import math
-import re
 import symtable
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -114,7 +113,6 @@ def single_files(operator: OperatorRecord) -> dict[str, str]:
     text = render(
         "single_file.py.j2",
         **values,
-        fake_bindings=_used_bindings(values, task),
         kernel=kernel,
         cpp=kernel.written_in is CPP,
         device=device,
@@ -135,14 +133,6 @@ def single_files(operator: OperatorRecord) -> dict[str, str]:
         measured=list(_measured(device, kernel)),
     )
     return {f"{task.name}.py": text, f"test_{task.name}.py": _test(operator, task, kernel)}
-
-
-def _used_bindings(values: Mapping[str, object], task: Task) -> dict[str, str]:
-    """The dimensions that the results' shapes name."""
-    bindings = values["bindings"]
-    assert isinstance(bindings, Mapping)
-    shapes = " ".join(str(size) for r in task.results for size in r.shape)
-    return {n: w for n, w in bindings.items() if re.search(rf"\b{n}\b", shapes)}
 
 
 _OWN_NAMES = {

@@ -249,7 +249,7 @@ def test_an_operator_without_results(tmp_path):
     torch.testing.assert_close(x, expected)
     assert calls(lib, "add_only") == [1]
     torch.library.opcheck(lib.add_only._operator.op, (x, y))
-    assert lib.add_only._operator._by_reference((x, y)) is None
+    assert lib.add_only._operator.by_reference(x, y) is None
     torch.testing.assert_close(x, expected + y)  # opcheck works on copies
 
 
@@ -355,3 +355,127 @@ def test_tasks_that_need_an_operator_of_their_own_are_told_so(tmp_path, change, 
     with pytest.raises(TaskError, match=message) as caught:
         operator_source(task)
     assert "operator.py" in str(caught.value)
+
+
+# -- calls that are not of the task's dtypes, ranks and sizes --------------------------------------
+
+NORM = (
+    """
+name = "normed"
+summary = "RMS norm"
+entry = "normed"
+signature = "normed(x: [M, N], weight: [N], offset: [M] float32) -> y: [M, N]"
+bytes = "M * N * itemsize"
+flops = "M * N"
+dims = { M = "rows", N = "columns" }
+arguments = [
+  { name = "x", shape = ["M", "N"] },
+  { name = "weight", shape = ["N"] },
+  { name = "offset", shape = ["M"], dtype = "float32" },
+  { name = "eps", value = 1e-6 },
+]
+results = [{ name = "y", shape = ["M", "N"], k = 2.0 }]
+"""
+    + CASES % (("M = 3, N = 5",) * 4)
+)
+NORM_REFERENCE = """
+import torch
+
+def inputs(case, generator, device): ...
+def reference(**arguments): ...
+def experts(): return {}
+def eager(*, x, weight, offset, eps):
+    scaled = x * weight * torch.rsqrt((x * x).sum(-1, keepdim=True) / x.shape[-1] + eps)
+    return scaled + offset[:, None].to(x.dtype) / 2
+"""
+NORM_KERNEL = """
+import torch
+CALLS = []
+def normed(x, weight, offset, eps):
+    CALLS.append(tuple(x.shape))
+    scaled = x * weight * torch.rsqrt((x * x).sum(-1, keepdim=True) / x.shape[-1] + eps)
+    return scaled + offset[:, None].to(x.dtype) / 2
+"""
+
+
+@pytest.fixture
+def compiler():
+    """torch's, without its caches: they know an operator by its name, and not its results."""
+    torch.compiler.reset()
+    with torch.compiler.config.patch(force_disable_caches=True):
+        yield
+
+
+@pytest.fixture
+def norm(tmp_path, compiler):
+    lib, _ = library_of(tmp_path, NORM, NORM_REFERENCE, NORM_KERNEL)
+    return lib
+
+
+def normed_arguments(x=torch.float32, weight=torch.float32, offset=torch.float32, m=4, n=6):
+    tensors = torch.randn(m, n), torch.randn(n), torch.randn(m)
+    wanted = (x, weight, offset)
+    return *(t.mul(3).to(d) for t, d in zip(tensors, wanted, strict=True)), 1e-6
+
+
+OTHER_CALLS = {
+    "x half": normed_arguments(x=torch.float16),
+    "weight double": normed_arguments(weight=torch.float64),
+    "offset double": normed_arguments(offset=torch.float64),
+    "a dtype of no case": normed_arguments(*[torch.float64] * 2),
+    "whole numbers": normed_arguments(*[torch.int32] * 2),
+    "another rank": (torch.randn(3, 4, 6), *normed_arguments()[1:]),
+    "weight broadcast": (*normed_arguments()[:1], torch.randn(1), *normed_arguments()[2:]),
+    "x broadcast": (torch.randn(4, 1), *normed_arguments()[1:]),
+    "offset broadcast": (*normed_arguments()[:2], torch.randn(1), 1e-6),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch's own implementation is used.*")
+@pytest.mark.parametrize("kind", OTHER_CALLS)
+@pytest.mark.parametrize("least", [0, 1000])
+def test_other_calls_are_torchs_in_values_dtype_and_shape_at_every_size(norm, kind, least):
+    given, module = OTHER_CALLS[kind], norm.normed
+    module._operator.least = least
+    expected = module._task.eager(**dict(zip(("x", "weight", "offset", "eps"), given, strict=True)))
+    compiled = torch.compile(module.normed, fullgraph=True)
+    for call in (module.normed, module.normed, module._operator.op):
+        torch.testing.assert_close(call(*given), expected, rtol=0, atol=0)
+    torch.testing.assert_close(compiled(*given), expected, rtol=4e-3, atol=4e-3)
+    assert calls(norm, "normed") == []
+    torch.library.opcheck(module._operator.op, given)
+
+
+def test_calls_of_the_task_are_the_kernels_while_compiling_for_any_size(norm):
+    module = norm.normed
+    compiled = torch.compile(module.normed, fullgraph=True, dynamic=True)
+    for m, n in ((4, 6), (5, 9), (1, 7)):
+        given = normed_arguments(m=m, n=n)
+        torch.testing.assert_close(compiled(*given), module._operator.by_reference(*given))
+    assert calls(norm, "normed") == [(4, 6), (5, 9), (1, 7)]
+
+
+def test_an_exported_program_takes_any_size_that_the_task_does(blocks):
+    rows, columns, halves = (torch.export.Dim(n, min=3) for n in ("rows", "columns", "halves"))
+    x, weight, index, *scalars = arguments()
+    exported = torch.export.export(
+        blocks.block_sums.BlockSums(),
+        (x, weight, index, *scalars),
+        dynamic_shapes=({0: rows, 1: columns}, {0: halves}, {0: rows}, *[None] * len(scalars)),
+    )
+    assert "block_sums.default" in exported.graph_module.code
+    other = (*arguments(m=6, n=12)[:3], *scalars)
+    torch.testing.assert_close(exported.module()(*other), blocks.block_sums.block_sums(*other))
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("compiles", [False, True])
+def test_what_is_written_in_a_call_of_other_shapes_is_torchs_too(tmp_path, compiles):
+    lib, _ = library_of(tmp_path, ADD, ADD_REFERENCE, ADD_KERNEL)
+    add = lib.add_into.add_into
+    call = torch.compile(add, fullgraph=True) if compiles else add
+    x, y = torch.randn(2, 3, 5), torch.randn(5, dtype=torch.float64)
+    before = x.clone()
+    assert torch.equal(call(x, y), before)
+    torch.testing.assert_close(x, (before + y).float())
+    assert calls(lib, "add_into") == []

@@ -123,6 +123,19 @@ def test_it_is_an_operator_of_torch(tmp_path, monkeypatch):
     assert any(name in str(n.target) for n in traced.graph.nodes)
 
 
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_while_compiling_calls_that_the_kernel_is_not_for_are_torchs(rank, tmp_path, monkeypatch):
+    module, test, _ = imported(tmp_path, operator_with("softmax", "cpp_rows.py"), monkeypatch)
+    monkeypatch.setattr(module, "uses_kernel", lambda *_: False)
+    monkeypatch.setattr(module, "LEAST", 0)
+    (x,) = test.drawn(test.smallest()).values()
+    x = {1: x[0], 2: x, 3: x[None]}[rank]
+    torch.compiler.reset()
+    with torch.compiler.config.patch(force_disable_caches=True):
+        for call in (module.softmax, torch.compile(module.softmax, fullgraph=True)):
+            torch.testing.assert_close(call(x), module.eager(x=x))
+
+
 class Recorder:
     """Stands for a Triton kernel."""
 

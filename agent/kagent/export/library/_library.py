@@ -33,6 +33,7 @@ from ._helpers import (
     autocast_dtype,
     available,
     check_classes,
+    holds,
     plain,
     rows,
     vmap_rows,
@@ -49,6 +50,7 @@ __all__ = [
     "autocast_dtype",
     "available",
     "check_classes",
+    "holds",
     "plain",
     "rows",
     "scaled",
@@ -309,7 +311,7 @@ class LibraryOperator:
 
     def _launch(self, call: Call | None, args: Sequence[Any]) -> Any:
         if call is None:
-            return self._by_reference(args)
+            return self.by_reference(*args)
         passed = args
         for i in self._tensors:
             tensor = args[i]
@@ -347,9 +349,10 @@ class LibraryOperator:
 
     def _instead_of(self, call: Call, error: Exception, args: Sequence[Any]) -> Any:
         self._dispatch.give_up(call.kernel, error)
-        return self._by_reference(args)
+        return self.by_reference(*args)
 
-    def _by_reference(self, args: Sequence[Any]) -> Any:
+    def by_reference(self, *args: Any) -> Any:
+        """Results of the reference, which are contiguous."""
         result = self._reference(*args)
         if result is None or isinstance(result, torch.Tensor):
             return None if result is None else result.contiguous()
