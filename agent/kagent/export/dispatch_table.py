@@ -32,6 +32,9 @@ _UNORDERED = re.compile(
 )
 """Atomic operations of Triton, Gluon, CUDA, PTX, CuTe and C++, and reductions of OpenMP."""
 
+_OF_ONE_THREAD = re.compile(r"\bomp\s+simd\b(?:\\\n|[^\n\"#])*")
+"""A directive of OpenMP that shares nothing among threads, with its clauses."""
+
 
 def portfolio_json(operator: OperatorRecord) -> str:
     """portfolio/TASK.json of a library."""
@@ -82,7 +85,7 @@ def repeats(kernel: KernelRecord) -> bool:
 
     Atomic operations may, also those that only hand out work.
     """
-    texts = [kernel.source, *(c.text for c in kernel.compiled)]
+    texts = [_OF_ONE_THREAD.sub("", t) for t in (kernel.source, *(c.text for c in kernel.compiled))]
     return not any(_UNORDERED.search(text) for text in texts)
 
 
