@@ -335,6 +335,7 @@ def test_one_warning_for_each_reason(package):
         torch.testing.assert_close(lib.gelu.gelu(x), F.gelu(x, approximate="tanh"))
         if dtype == torch.float64 and found:
             (text,) = found
+            assert text.startswith(f"{lib.__name__}.gelu: ")  # the package's name, as users know it
             assert "checked with bfloat16, float16, float32, not float64" in text
             assert "Convert the tensors" in text
     assert count_warnings(lambda: lib.gelu.gelu(torch.randn(5, 6, dtype=torch.float64))) == []

@@ -148,7 +148,8 @@ class LibraryOperator:
         self._mutated = tuple(
             i for i in self._tensors if (alias := arguments[i].alias_info) and alias.is_write
         )
-        self._dispatch = Dispatch(task or name, f"{self._namespace}.{name}")
+        self._public = f"{__package__}.{name}"  # as users know it: namespaces end in a digest
+        self._dispatch = Dispatch(task or name, self._public)
         self._calls = self._dispatch.calls
         self.least = self._dispatch.least()
         """Elements of all tensors together below which nothing was measured: torch is called."""
@@ -336,7 +337,7 @@ class LibraryOperator:
             if self._mutated and not on_copies:
                 self._dispatch.give_up(call.kernel, e)
                 raise RuntimeError(
-                    f"{self._namespace}.{self.name}: its kernel {call.kernel} failed, and may have "
+                    f"{self._public}: its kernel {call.kernel} failed, and may have "
                     "written part of its arguments: go on from a checkpoint"
                 ) from e
             return self._instead_of(call, e, args)
