@@ -62,6 +62,7 @@ class Line:
     then_gain: float | None
     change: Change
     verdict: SpeedVerdict | None = None  # now, beside the best of torch
+    then_verdict: SpeedVerdict | None = None
 
     @property
     def worse(self) -> bool:
@@ -314,6 +315,7 @@ def compared(operator: OperatorRecord, now: DeviceRecord) -> Iterator[Line]:
             then_gain=None if old is None else gain(old, used),
             change=_change(old, point, used, SLACK[now.kind]) if old else "not comparable",
             verdict=point.verdicts.get(used),
+            then_verdict=None if old is None else old.verdicts.get(used),
         )
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from kagent_sandbox.data.records import to_json
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from kagent.export.certify import Certificate, Line
@@ -17,6 +16,9 @@ from kagent.export.dispatch_table import gain, mean_gain, used
 from kagent.export.reading import without_texts
 from kagent.export.record import TORCH, OperatorRecord
 from kagent.text import interval_text, plural
+from kagent.ui.live import speed_text
+from kagent.ui.table import Column, TextTable
+from kagent.ui.tables import verdict_text
 
 if TYPE_CHECKING:
     from kagent.export.export import Exported, ExportedFiles
@@ -42,26 +44,36 @@ def exported_view(done: Exported) -> RenderableType:
     return Group(head, *tables, end)
 
 
-def _operator_table(operator: OperatorRecord) -> Table:
-    table = Table(title=f"{operator.task}: {operator.signature}", title_justify="left", box=None)
-    for column, justify in (("device", "left"), ("case", "left"), ("used", "left"), ("µs", "right"),
-                            ("torch µs", "right"), ("gain", "right")):  # fmt: skip
-        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+def _operator_table(operator: OperatorRecord) -> TextTable:
+    table = TextTable(
+        (
+            Column("device", drop=1),
+            Column("case"),
+            Column("used"),
+            Column("µs", right=True),
+            Column("torch µs", right=True),
+            Column("× torch", right=True),
+        ),
+        title=f"{operator.task}: {operator.signature}",
+    )
     for device in operator.devices:
         for point in device.points:
-            torch, ratio = point.times.get(TORCH), gain(point, used(point))
             table.add_row(
-                Text(device.name),
-                Text(point.case),
-                Text(point.best),
-                f"{point.times[used(point)].us:.1f}",
-                "-" if torch is None else f"{torch.us:.1f}",
-                "-" if ratio is None else f"{ratio:.2f}x",
+                device.name,
+                point.case,
+                point.best,
+                _us(point.times[used(point)].us),
+                _us(torch.us if (torch := point.times.get(TORCH)) else None),
+                speed_text(gain(point, used(point)) or 0),
             )
-        mean = mean_gain(device)
-        if mean is not None:
-            table.add_row("", "", "", "", "geometric mean", f"{mean:.2f}x", style="bold")
+        if (mean := mean_gain(device)) is not None:
+            whole = Text("geometric mean", "bold"), "", "", "", Text(speed_text(mean), "bold")
+            table.add_row(device.name, *whole)
     return table
+
+
+def _us(us: float | None) -> str:
+    return "–" if us is None else f"{us:.1f}"
 
 
 def exported_json(done: Exported) -> Mapping[str, Any]:
@@ -91,13 +103,32 @@ def files_json(done: ExportedFiles) -> Mapping[str, Any]:
 
 def certificate_view(found: Certificate, library: Path) -> RenderableType:
     """Case by case then and now, and the verdict."""
-    table = Table(title=f"{library} on {found.device}", title_justify="left", box=None)
-    for column, justify in (("operator", "left"), ("case", "left"), ("kernel", "left"),
-                            ("then µs", "right"), ("now µs", "right"), ("then", "right"),
-                            ("now", "right"), ("verdict", "left"), ("", "left")):  # fmt: skip
-        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    table = TextTable(
+        (
+            Column("operator"),
+            Column("case"),
+            Column("kernel", drop=3),
+            Column("µs then", right=True, drop=2),
+            Column("µs now", right=True, drop=2),
+            Column("× torch then", right=True, drop=1),
+            Column("× torch now", right=True),
+            Column("verdict"),
+            Column("change"),
+        ),
+        title=f"{library} on {found.device}",
+    )
     for line in found.lines:
-        table.add_row(*_cells(line), Text(line.change, _COLOURS.get(line.change, "default")))
+        table.add_row(
+            line.operator,
+            line.case,
+            line.kernel,
+            _us(line.then_us),
+            _us(line.now_us),
+            speed_text(line.then_gain or 0),
+            speed_text(line.now_gain or 0),
+            verdict_text(line.verdict),
+            _change(line),
+        )
     text = Text()
     for path in found.changed:
         text.append(f"{path}: not as it was written\n", "red")
@@ -128,17 +159,12 @@ def _shapes_text(found: Certificate) -> str:
     return "; ".join([*parts, "hidden shapes are others each time, and not compared"])
 
 
-def _cells(line: Line) -> list[str]:
-    return [
-        line.operator,
-        line.case,
-        line.kernel,
-        "-" if line.then_us is None else f"{line.then_us:.1f}",
-        f"{line.now_us:.1f}",
-        "-" if line.then_gain is None else f"{line.then_gain:.2f}x",
-        "-" if line.now_gain is None else f"{line.now_gain:.2f}x",
-        "-" if line.verdict is None else line.verdict.value,
-    ]
+def _change(line: Line) -> Text:
+    """The change of the time, or of the verdict where the time is as then."""
+    then, now = line.then_verdict, line.verdict
+    if line.change == "as then" and now is not None and then not in (None, now):
+        return Text(f"was {then}", "yellow")
+    return Text(line.change, _COLOURS.get(line.change, "default"))
 
 
 def certificate_json(found: Certificate) -> Mapping[str, Any]:

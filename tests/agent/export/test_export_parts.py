@@ -3,6 +3,7 @@
 import ast
 import inspect
 import io
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from kagent.export.card import ratio
 from kagent.export.certify import Certificate, Shapes, compared, confirmed, shapes_of
 from kagent.export.dispatch_table import best_of, gain, mean_gain, used
+from kagent.export.export import ExportedFiles
 from kagent.export.import_rewrite import as_judged, as_shipped
 from kagent.export.library import _portfolio
 from kagent.export.merging import merge_library, merge_operator
@@ -30,13 +32,13 @@ from kagent.export.record import (
 )
 from kagent.export.references import shipped_reference
 from kagent.export.regions import checked_padded, regions_of
-from kagent.export.views import certificate_view
+from kagent.export.views import certificate_view, files_view
 from kagent.resources import resource
 from kagent.tasks import find_task, task_names
 from kagent_sandbox import draws
 from kagent_sandbox.data.case import Case
 from kagent_sandbox.data.task import draw_hidden
-from kagent_sandbox.data.verdict import Comparison, speed_verdict
+from kagent_sandbox.data.verdict import Comparison, SpeedVerdict, speed_verdict
 from kagent_sandbox.errors import TaskError, UserError
 from rich.console import Console
 
@@ -428,9 +430,46 @@ def test_a_certificate_counts_in_plain_words(kernels, said, tmp_path):
 
 
 def certificate_text(found, folder):
+    return printed(certificate_view(found, folder))
+
+
+def printed(view):
     console = Console(width=150, file=io.StringIO())
-    console.print(certificate_view(found, folder))
+    console.print(view)
     return console.file.getvalue()
+
+
+def test_tables_are_like_those_of_other_commands(tmp_path):
+    """Ratios of three digits with ×, a dash for none, a rule below the heads; no "gain" below 1."""
+    slower = point("p", a=5, torch=0.85, eager=9)
+    shown = device(slower, replace(slower, case="q", times={"a": at(5)}))
+    made = operator([kernel("a")], shown)
+    export = printed(files_view(ExportedFiles(tmp_path, ("a.py",), (made,))))
+    certificate = certificate_text(
+        Certificate("a CPU", ("a",), {}, tuple(compared(made, shown)), (), {}), tmp_path
+    )
+    for text in (export, certificate):
+        assert "× torch" in text
+        assert "gain" not in text
+        assert " 0.170×" in text
+        assert "–" in text
+        assert "───" in text
+        assert "0.17x" not in text
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "said"),
+    [("FASTER", "SLOWER", "was FASTER"), ("FASTER", "FASTER", "as then"), (None, "TIE", "as then")],
+)
+def test_nothing_is_as_then_beside_a_verdict_that_changed(then, now, said, tmp_path):
+    def measured(verdict):
+        verdicts = {} if verdict is None else {"a": SpeedVerdict(verdict)}
+        return device(replace(point("p", a=5, torch=5, eager=9), verdicts=verdicts))
+
+    lines = tuple(compared(operator([kernel("a")], measured(then)), measured(now)))
+    text = certificate_text(Certificate("a CPU", ("a",), {}, lines, (), {}), tmp_path)
+    assert re.search(rf"{now}\s+{said}\s", text)
+    assert ("as then" in text) == (said == "as then")
 
 
 def test_a_certificate_says_which_shapes_it_compares(tmp_path):
