@@ -10,13 +10,14 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import TracebackType
 from typing import Any
-
-from kagent.workload.steps import Done, ScriptFailed
 
 
 def main(request_path: Path, result_path: Path) -> None:
     """Run the request's script under its observer, and write the result or why there is none."""
+    from kagent.workload.steps import ScriptFailed  # it loads torch, which an interrupt may end
+
     request = json.loads(request_path.read_text(encoding="utf-8"))
     observer = importlib.import_module(f"kagent.workload.{request['observer']}")
     try:
@@ -34,6 +35,8 @@ def script_of(request: Mapping[str, Any]) -> Callable[[], None]:
 
     The function raises `ScriptFailed`. `Done`, and a clean exit of the script, end it.
     """
+    from kagent.workload.steps import Done, ScriptFailed
+
     script = request["script"]
 
     def run() -> None:
@@ -49,11 +52,21 @@ def script_of(request: Mapping[str, Any]) -> Callable[[], None]:
         except KeyboardInterrupt:
             raise
         except BaseException as e:  # noqa: BLE001 - whatever a user's script raises
-            traceback.print_exc()
+            traceback.print_exception(e.with_traceback(_frames_of(script, e.__traceback__)))
             raise ScriptFailed(f"the script failed: {type(e).__name__}: {e}") from None
 
     return run
 
 
+def _frames_of(script: str, trace: TracebackType | None) -> TracebackType | None:
+    """The part of a traceback that begins in a script; None if it was not reached."""
+    while trace is not None and trace.tb_frame.f_code.co_filename != script:
+        trace = trace.tb_next
+    return trace
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    try:
+        main(Path(sys.argv[1]), Path(sys.argv[2]))
+    except KeyboardInterrupt:  # kagent itself says so
+        os._exit(130)

@@ -7,6 +7,7 @@ The script is trusted: it is the user's own. It gets its arguments, folder and e
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -53,8 +54,11 @@ def run_script(observer: str, script: Path, args: Sequence[str], request: Mappin
         given = {"script": str(script), "args": list(args), "observer": observer, **request}
         asked.write_text(json.dumps(given), encoding="utf-8")
         command = [sys.executable, "-m", "kagent.workload.child", str(asked), str(told)]
-        with DeviceLock(own_unit("gpu" if available("gpu") else "cpu"), _say).turn("timing"):
-            done = subprocess.run(command, stdout=2, check=False)  # stderr
+        gpu, environment = available("gpu"), dict(os.environ)
+        if not gpu:  # lines of torch's profiler, "USDT:"; on a GPU this hides CUPTI's errors, too
+            environment.setdefault("KINETO_LOG_LEVEL", "6")
+        with DeviceLock(own_unit("gpu" if gpu else "cpu"), _say).turn("timing"):
+            done = subprocess.run(command, stdout=2, env=environment, check=False)  # stderr
         if not told.is_file():
             raise ChildDied(f"{script}: its process ended with {done.returncode} and no result")
         result = json.loads(told.read_text(encoding="utf-8"))

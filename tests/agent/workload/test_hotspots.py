@@ -4,18 +4,21 @@ import contextlib
 import importlib.util
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
 from commands import run
 from kagent.workload import hotspots, observing
+from kagent.workload.child import script_of
 from kagent.workload.hotspots import rank, write_region
 from kagent.workload.hotspots_page import kernels_tree, modules_tree, render
 from kagent.workload.observing import _Regions
 from kagent.workload.recording import StepRecorder, plain_path, statistics_of
 from kagent.workload.regions import regions_of, title
-from kagent.workload.steps import Done, Steps
+from kagent.workload.steps import Done, ScriptFailed, Steps
 from kagent_sandbox.data.device import Ceilings
 from kagent_sandbox.errors import UserError
 from torch import nn
@@ -350,3 +353,33 @@ def test_a_script_that_is_not_there(monkeypatch, capsys):
     monkeypatch.setattr(hotspots, "device_ceilings", lambda: ("a device", CEILINGS))
     ended = run(monkeypatch, capsys, "hotspots", "nowhere.py")
     assert (ended.code, "nowhere.py: no such file" in ended.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "frames"),
+    [("def f(:\n", 0), ("def f():\n    raise ValueError\nf()\n", 2)],
+)
+def test_a_script_that_fails_shows_its_own_frames_alone(
+    tmp_path, monkeypatch, capsys, text, frames
+):
+    path = tmp_path / "train.py"
+    path.write_text(text)
+    monkeypatch.setattr("sys.path", sys.path[:])
+    monkeypatch.setattr("sys.argv", sys.argv)
+    with pytest.raises(ScriptFailed):
+        script_of({"script": str(path), "args": []})()
+    said = capsys.readouterr().err
+    assert said.count(", in ") == frames
+    assert "runpy" not in said
+    assert "child.py" not in said
+
+
+def test_an_interrupted_script_ends_quietly(tmp_path):
+    script, asked, told = (tmp_path / n for n in ("train.py", "asked", "told"))
+    script.write_text("raise KeyboardInterrupt\n")
+    given = {"script": str(script), "args": [], "observer": "observing", "kind": "auto"}
+    asked.write_text(json.dumps({**given, "warmup": 0, "steps": 1, "seed": 0}))
+    command = [sys.executable, "-m", "kagent.workload.child", str(asked), str(told)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    assert not told.exists()
