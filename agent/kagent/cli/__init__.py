@@ -44,6 +44,9 @@ try:
 except UserError as e:  # KAGENT_LANGUAGES names what cannot be imported
     sys.stderr.write(f"kagent: {e}\n")
     sys.exit(e.exit_code)
+except KeyboardInterrupt:
+    sys.stderr.write("kagent: interrupted\n")
+    sys.exit(130)
 finally:
     if collects:
         gc.freeze()  # what was imported stays

@@ -52,9 +52,14 @@ class _Grouped(TyperGroup):
         return sorted(super().list_commands(ctx), key=place)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; what it says of a value that does not fit names the value."""
+        """Run a command; what it says of a value that does not fit names the value. After Ctrl-C
+        a command without words of its own ends with these.
+        """
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:
+            err.print("kagent: interrupted")
+            raise typer.Exit(INTERRUPTED) from None
         except typer.BadParameter as e:
             if isinstance(cause := e.__cause__, pydantic.ValidationError):  # Typer from 0.26 on
                 first = cause.errors()[0]

@@ -136,6 +136,7 @@ def evolve(
     """Evolve a task's kernel: propose, build, check, measure, keep the fastest lineage."""
     from kagent.evolve import session
     from kagent.runs.manifest import find_run, read_manifest
+    from kagent.runs.store import read_history
     from kagent.tasks import find_task
     from kagent.ui import end_of_run
     from kagent.ui.live import display_for
@@ -181,6 +182,8 @@ def evolve(
     # Report impossible settings before anything starts.
     will_be = session.resolve_config(config, found, manifest, folder, config.flags)
     session.choose_seeds(found, will_be)
+    if folder is not None and budget is not None:
+        session.require_budget(budget, folder, read_history(folder)[1])
     out.print(_opening(will_be))
     runs_used = config.runs if folder is None else folder.parent
     flags = dict(end_of_run.next_flags(runs_used, load_config().runs))
@@ -197,6 +200,8 @@ def evolve(
             err.print(Text("all recorded work is kept. Resume with: ").append_text(again))
         elif isinstance(e, KeyboardInterrupt):
             err.print("kagent: interrupted before the run began; nothing was stored")
+        if isinstance(e, KeyboardInterrupt):
+            raise typer.Exit(INTERRUPTED) from None
         raise
     for part in end_of_run.end_of_run(outcome, task, matrix=found.matrix, flags=flags):
         out.print(part, soft_wrap=isinstance(part, Text))  # commands and paths can be copied

@@ -48,12 +48,13 @@ from kagent.runs.cost import ModelCall
 from kagent.runs.events import Observer, Phase, Progress, Stop, progress_to
 from kagent.runs.files import require_folder
 from kagent.runs.history import History
+from kagent.runs.lineage import FREE
 from kagent.runs.manifest import Manifest, read_manifest
 from kagent.runs.profiles import stored_profiles
 from kagent.runs.store import RunStore
 from kagent.search.tuner import Tuner
 from kagent.tasks import find_task, refusal_of, seeds_of, ships_with_kagent
-from kagent.text import local_time
+from kagent.text import local_time, plural
 
 _COURSE = ("lang", "proposer", "seed", "configs")
 """Options that decide a run's course, and stay. Budget, time and cores may change."""
@@ -237,6 +238,23 @@ def resolve_config(
     if config.proposer != "model":  # the tuner's evaluations are its configurations
         config = config.model_copy(update={"tune": 1})
     return config.model_copy(update={"in_flight": scaled_in_flight(config)})
+
+
+def require_budget(budget: int, folder: Path, past: History) -> None:
+    """Make sure that a budget has room for what a run has proposed: a session takes up what has no
+    verdict, whatever it may spend.
+
+    Raises:
+        UserError: It has not.
+    """
+    asked = sum(a.operator not in FREE for a in past.asks)
+    least = past.lineage.counted + past.waiting + asked
+    if budget < least:
+        raise UserError(
+            f"--budget {budget}: {folder} has {plural(least, 'proposal')} "
+            f"({past.lineage.counted} evaluated, {least - past.lineage.counted} under way when it "
+            f"ended): --budget {least} finishes these alone, and more goes on with the search"
+        )
 
 
 def _same_course(

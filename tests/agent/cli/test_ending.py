@@ -67,7 +67,18 @@ def test_it_ends_and_leaves_no_process(slow_task, number, before, code):
             process.kill()
     assert process.returncode == code, said
     assert b"Traceback" not in said
+    assert (b"kagent: interrupted\n" in said) == (code == 130)
     until(lambda: all(map(process_tree.ended, seen)))
+
+
+def test_evolve_has_words_of_its_own_for_ctrl_c(monkeypatch, capsys, tmp_path):
+    def ends(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session, "evolve", ends)
+    ended = run(monkeypatch, capsys, "evolve", "softmax", "--lang", "cpp", "--runs", tmp_path)
+    assert ended.code == 130
+    assert ended.err == "kagent: interrupted before the run began; nothing was stored\n"
 
 
 @pytest.mark.parametrize(("error", "resumes"), [(MachineError, True), (TaskError, False)])

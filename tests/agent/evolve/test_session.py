@@ -6,13 +6,22 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from doubling_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel_of_passes
 from kagent.config.settings import load_config
-from kagent.evolve.session import choose_seeds, evolve, new_manifest, resolve_config
+from kagent.evolve.session import (
+    choose_seeds,
+    evolve,
+    new_manifest,
+    require_budget,
+    resolve_config,
+)
 from kagent.evolve.stored_run import setting_of, todays_task
 from kagent.runs.events import Phase, PhaseBegan, Progress, Raced, Started, Stop
+from kagent.runs.lineage import Operator
 from kagent.runs.store import RunStore
 from kagent.search.tuner import Tuner
 from kagent.tasks import find_task, refusal_file
@@ -151,6 +160,15 @@ def test_the_agent_does_without_torch():
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_budget_below_what_is_under_way_is_refused():
+    asks = [SimpleNamespace(operator=o) for o in (Operator.TUNE, Operator.RECOMBINE)]
+    past = SimpleNamespace(lineage=SimpleNamespace(counted=3), waiting=1, asks=asks)
+    require_budget(5, Path("runs/x"), past)
+    expected = r"--budget 4: runs/x has 5 proposals \(3 evaluated, 2 under way .*--budget 5 finish"
+    with pytest.raises(UserError, match=expected):
+        require_budget(4, Path("runs/x"), past)
 
 
 def test_a_budget_of_all_runs_is_none_of_a_recorded_one(task, tmp_path, monkeypatch):
