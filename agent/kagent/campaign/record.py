@@ -89,7 +89,7 @@ class Campaign(Record):
     WHAT = "campaign"
     BEGIN = "kagent campaign"
     ITEM = "task"
-    FAST = "> {}×"
+    FAST = "ratio > {}×"
 
     devices: tuple[str, ...]
     seeds: int

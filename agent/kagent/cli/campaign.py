@@ -24,6 +24,7 @@ from rich.text import Text
 from kagent.cli.app import (
     EVOLVE,
     INTERRUPTED,
+    NOT_FASTER,
     IsolationOption,
     JobsOption,
     LangOption,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from kagent.campaign.file import CampaignFile
     from kagent.campaign.record import Campaign
     from kagent.campaign.running import CampaignRunner
+    from kagent.suite.results import Figures
 
 PAGE = "report.html"
 
@@ -153,14 +155,20 @@ def campaign(
             raise
         finally:
             _write_page(folder, runner.campaign)
-    correct = _print(folder, runner.campaign)
+    results = _print(folder, runner.campaign)
     if interrupted:
         _say_resume(sources, to)
         raise typer.Exit(INTERRUPTED)
     if export is not None:
         _export(folder, runner.campaign, export, session)
-    if not correct:
-        raise typer.Exit(1)
+    raise typer.Exit(exit_code(results))
+
+
+def exit_code(found: Figures) -> int:
+    """0: at least one task is FASTER. 3: none of those with a winner is. 1: none has a winner."""
+    if not found.correct:
+        return 1
+    return 0 if found.verdicts[SpeedVerdict.FASTER] else NOT_FASTER
 
 
 def _folder(sources: Sequence[str], to: Path | None) -> Path:
@@ -281,8 +289,8 @@ def _write_page(folder: Path, campaign: Campaign, doing: Mapping[str, str] | Non
     return path
 
 
-def _print(folder: Path, campaign: Campaign) -> int:
-    """Print all there is; the number of final races with a winner."""
+def _print(folder: Path, campaign: Campaign) -> Figures:
+    """Print all there is; the figures over all tasks."""
     from kagent.campaign.view import ESTIMATES, runs_of, runs_table, spent_line
     from kagent.suite.results import read_results
     from kagent.suite.view import results_view
@@ -297,7 +305,7 @@ def _print(folder: Path, campaign: Campaign) -> int:
     for part in results_view(results):
         out.print(part, soft_wrap=isinstance(part, Text))
     out.print(str(folder / PAGE), soft_wrap=True)
-    return results.all.correct
+    return results.all
 
 
 def _export(folder: Path, campaign: Campaign, to: Path, session: Mapping[str, object]) -> None:

@@ -18,10 +18,11 @@ from kagent.campaign import running
 from kagent.campaign.file import CampaignFile, plan
 from kagent.campaign.record import Campaign, CampaignRun, Slice
 from kagent.campaign.view import RunRow
-from kagent.cli.campaign import _export, _export_options
+from kagent.cli.campaign import _export, _export_options, exit_code
 from kagent.runs.store import read_history
 from kagent.suite.problems import Form, Problem
 from kagent.suite.record import ProblemState, Settings, read_record
+from kagent.suite.results import Figures
 from kagent_sandbox.data.verdict import SpeedVerdict
 from kagent_sandbox.errors import UserError
 from kagent_sandbox.process import process_tree
@@ -95,6 +96,15 @@ def test_a_winner_that_is_refused_keeps_no_other_one_out(monkeypatch, tmp_path, 
 
 
 @pytest.mark.parametrize(
+    ("verdicts", "correct", "code"),
+    [("FASTER TIE", 2, 0), ("TIE SLOWER", 2, 3), ("", 1, 3), ("", 0, 1)],
+)
+def test_the_exit_code_is_that_of_evolve(verdicts, correct, code):
+    counts = {v: verdicts.split().count(v) for v in SpeedVerdict}
+    assert exit_code(Figures("", 2, 2, correct, {}, counts, {})) == code
+
+
+@pytest.mark.parametrize(
     ("device", "session", "options"),
     [
         ("cuda:1", LOCAL, "--on local --device cuda:1"),
@@ -135,7 +145,7 @@ def test_a_campaign_that_is_killed_goes_on_and_keeps_its_budget(kagent, tmp_path
     before = verdicts(folder)
     assert sum(map(len, before.values()))
     done = kagent("a", "b", "--resume", "--to", "c")
-    assert done.code == 0, done.err
+    assert done.code in (0, 3), done.err  # 3: not FASTER
     after = verdicts(folder)
     for name, numbers in before.items():
         assert after[name][: len(numbers)] == numbers
@@ -155,7 +165,7 @@ def test_a_campaign_that_is_killed_goes_on_and_keeps_its_budget(kagent, tmp_path
     assert "cost" not in done.out  # the tuner's work has none
 
     # A campaign that is over does nothing more.
-    assert kagent("a", "b", "--resume", "--to", "c").code == 0
+    assert kagent("a", "b", "--resume", "--to", "c").code == done.code
     assert verdicts(folder) == after
     other = kagent("a", "b", "--resume", "--to", "c", "--seeds", 3)
     assert (other.code, "began with seeds 2, and 3 was given" in other.err) == (2, True)
