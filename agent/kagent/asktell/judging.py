@@ -18,6 +18,7 @@ from kagent_sandbox.data.device import DeviceFacts
 from kagent_sandbox.data.task import Task
 from kagent_sandbox.errors import UserError
 
+from kagent.asktell.refusals import record_refusals
 from kagent.config.settings import Config
 from kagent.evolve.loop import Evolution, Limits
 from kagent.evolve.machine import Machine
@@ -193,7 +194,7 @@ def judge_all(
     deadline_s: float | None = None,
     race: bool = False,
 ) -> JudgeResult:
-    """Judge waiting candidates, on a machine that is opened only if there are any.
+    """Judge waiting candidates, on a machine that is opened only if one passes its build.
 
     Args:
         store: The run, open for writing.
@@ -213,12 +214,19 @@ def judge_all(
         return JudgeResult(store.folder, None, history, ())
     observe(PhaseBegan(Phase.START))
     say = progress_to(observe)
+    if not race and deadline_s is None:
+        record_refusals(store, task, config, observe, say)
+    after = store.history()
+    refused = tuple(range(len(history.lineage), len(after.lineage)))
+    if refused and not after.pending:
+        remember_run(store, task, config, say)
+        return JudgeResult(store.folder, after.stop, after, refused)
     judges = config.judges if race else 1
     with open_bench(task, store.manifest, config, say, store.folder, judges) as bench:
         budget = config.budget
         judged = judge(store, task, bench, observe, budget, deadline_s=deadline_s, race=race)
     remember_run(store, task, config, say)
-    return judged
+    return replace(judged, recorded=(*refused, *judged.recorded))
 
 
 async def _until(evolution: Evolution, deadline_s: float | None) -> Stop:

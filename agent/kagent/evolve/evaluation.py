@@ -47,6 +47,8 @@ from kagent.evolve.tuning import Tuned, Tuning
 from kagent.runs.ask import Ask
 from kagent.runs.events import Observer, Progress, Step, Withdrawn, Working
 from kagent.runs.final_race import Repeat
+from kagent.runs.history import History
+from kagent.runs.kernel_files import read_kernel
 from kagent.runs.lineage import (
     FREE,
     Candidate,
@@ -106,6 +108,24 @@ class _Admission:
     pairs: Pairs
 
 
+def texts_of(store: RunStore, history: History) -> SourceIndex:
+    """All texts of a run: also those that its candidates had before they were tuned."""
+    known = SourceIndex([*(c.proposal for c in history.lineage), *history.pending])
+    for candidate in (c for c in history.lineage if c.written):
+        known.written(candidate.proposal, read_kernel(store.folder, candidate.written))
+    return known
+
+
+def verdict_of_text(proposal: Proposal, known: SourceIndex) -> Rejected | None:
+    """Decide what the text alone decides."""
+    if proposal.fault:
+        return Rejected(Stage.PARSE, Status.NO_KERNEL, proposal.fault)
+    same = known.same(proposal)
+    if same is not None and same < proposal.id:
+        return duplicate(Stage.PARSE, "text", same)
+    return None
+
+
 class Evaluator:
     """Takes proposals to their verdicts. `incumbent` is what they are timed against: its id and
     what was built of it.
@@ -136,7 +156,7 @@ class Evaluator:
     async def evaluate(self, evaluation: Evaluation) -> Candidate:
         """Take a proposal from acceptance to its verdict."""
         proposal = evaluation.proposal
-        verdict = self._read(proposal)
+        verdict = verdict_of_text(proposal, self._known)
         if verdict is not None:
             evaluation.told_apart.set()
             return Candidate(proposal, verdict)
@@ -165,15 +185,6 @@ class Evaluator:
             written=proposal.kernel,
             unit=unit,
         )
-
-    def _read(self, proposal: Proposal) -> Rejected | None:
-        """Decide what the text alone decides."""
-        if proposal.fault:
-            return Rejected(Stage.PARSE, Status.NO_KERNEL, proposal.fault)
-        same = self._known.same(proposal)
-        if same is not None and same < proposal.id:
-            return duplicate(Stage.PARSE, "text", same)
-        return None
 
     async def build(self, proposal: Proposal, *, race: bool = False) -> Built | Rejected:
         """Build a proposal's kernel for all cases of the search, or of the final race."""

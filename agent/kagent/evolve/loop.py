@@ -34,7 +34,7 @@ from kagent_sandbox.data.verdict import Rejected
 from kagent_sandbox.errors import TaskError
 
 from kagent.evolve.ask_queue import AskQueue
-from kagent.evolve.evaluation import Evaluation, Evaluator
+from kagent.evolve.evaluation import Evaluation, Evaluator, texts_of
 from kagent.evolve.incumbent_profiles import IncumbentProfiles
 from kagent.evolve.machine import Machine, contender
 from kagent.evolve.phases import PhaseClock
@@ -56,10 +56,8 @@ from kagent.runs.events import (
     Working,
 )
 from kagent.runs.final_race import FinalRace, choose_finalists, winner
-from kagent.runs.kernel_files import read_kernel
 from kagent.runs.lineage import FREE, Lineage, Operator, Proposal, roofline_share
 from kagent.runs.profiles import Profile, stored_profiles
-from kagent.runs.source_index import SourceIndex
 from kagent.runs.store import RunStore
 from kagent.search import recombine
 from kagent.search.select import restored_ask, select
@@ -112,10 +110,7 @@ class Evolution:
         self._deadline = math.inf
         self._asked = history.asked
         self._raced = list(history.race.finalists) if history.race else None
-        self._known = SourceIndex([*(c.proposal for c in self.lineage), *history.pending])
-        for candidate in (c for c in self.lineage if c.written):
-            text = read_kernel(store.folder, candidate.written)
-            self._known.written(candidate.proposal, text)
+        self._known = texts_of(store, history)
         self._evaluator = Evaluator(self.lineage, self._known, store, machine, observe)
         self._profiles = IncumbentProfiles(
             machine.profile,

@@ -19,7 +19,8 @@ from kagent.ui.tables import ratio_text, verdict_text
 RACES = "All ratios are of final races on hidden cases; the searches' estimates have no part"
 _FAST = (
     "{fast} is the share of finished {item}s that are correct and more than p times as fast, by "
-    "the ratio alone: a TIE may be. A {item} that failed, or where the other did not run, counts as not faster"
+    "the ratio alone: a TIE may be. A {item} that failed, or where the other did not run, counts "
+    "as not faster"
 )
 _UNKNOWN = "Left out of {fast} and of the means, for the other lacked memory of the device"
 _MEANS = "Geometric means are over correct {item}s alone, as many as are named"

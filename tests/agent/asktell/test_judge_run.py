@@ -26,15 +26,16 @@ from asktell_runs import (
     tell,
     toy_machine,  # noqa: F401 - a fixture
 )
-from kagent.asktell import judging, open_run
+from kagent.asktell import judging, open_run, refusals
 from kagent.config.settings import load_config
 from kagent.runs.events import Progress, Recorded, Stop
 from kagent.runs.manifest import read_manifest
 from kagent.runs.store import RunStore
-from kagent_sandbox.data.verdict import Passed
+from kagent_sandbox.data.verdict import Passed, Status
+from kagent_sandbox.device.cpu.facts import cpu_facts
 from kagent_sandbox.device.detect import has_gpu
 from kagent_sandbox.errors import DeviceError, RunError, UserError
-from simulated_machine import FakeJudge
+from simulated_machine import FakeBuilder, FakeJudge
 
 pytestmark = pytest.mark.usefixtures("toy_machine")
 
@@ -112,6 +113,43 @@ def test_there_may_be_nothing_to_judge(tmp_path, monkeypatch):
     monkeypatch.setattr(judging, "open_machine", unwanted)
     judged = judge(run)
     assert (judged.stop, judged.recorded, judged.left) == (None, (), 0)
+
+
+def test_what_no_build_passes_starts_no_judge(tmp_path, toy_machine, monkeypatch):  # noqa: F811
+    class Builder(FakeBuilder):
+        def __init__(self, *_, **__):
+            super().__init__()
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+    def unwanted(*_):
+        raise AssertionError("no machine is needed")
+
+    monkeypatch.setattr(refusals, "Builder", Builder)
+    toy_machine(replace(FACTS, key=cpu_facts().key))
+    run = queued(tmp_path)
+    judge(run)
+    before = len(history_of(run).lineage)
+    broken = kernel(64, 1, note="1  # BROKEN")
+    tell(run, (0, "Prose alone."), (None, broken), (None, kernel(2, 3)), (1, "More prose."))
+    with monkeypatch.context() as patched:
+        patched.setattr(judging, "open_machine", unwanted)
+        with pytest.raises(AssertionError):
+            judge(run)  # the third one passes its build
+    assert len(history_of(run).lineage) == before + 2
+    judged = judge(run)
+    assert judged.left == 0
+    tell(run, (0, "Prose once more."), (None, kernel(64, 1, note="2  # BROKEN")))
+    monkeypatch.setattr(judging, "open_machine", unwanted)
+    judged = judge(run)
+    assert (judged.stop, judged.left, len(judged.recorded)) == (Stop.ANSWERED, 0, 2)
+    statuses = [c.verdict.status for c in [*judged.history.lineage][-2:]]
+    assert statuses == [Status.NO_KERNEL, Status.COMPILE_ERROR]
+    assert divergence(run) is None
 
 
 def test_the_race_comes_when_it_is_asked_for(tmp_path):
