@@ -115,6 +115,7 @@ def build_file(
     parse_target(target)
     cases = visible_cases(task, language.kind)
     request = request_maker(task, target, cases, configs)
+    say(f"building {path.name}")
     with Builder(jobs, on_wait=say) as builder:
         return builder.build(replace(request(source), loops=True))
 

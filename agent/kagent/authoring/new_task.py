@@ -24,6 +24,7 @@ from kagent.authoring.draft.draft import BLANK, DraftCase, TaskDraft
 from kagent.authoring.draft.pointers import rounded_index, with_offsets, with_own_bounds
 from kagent.authoring.draft.rooms import bare, find_rooms, narrowed, redrawn
 from kagent.authoring.draft.trial import Trials, accepted, write, written
+from kagent.authoring.errors import AuthoringError
 from kagent.authoring.proofs import prove_holes
 from kagent.authoring.seeds import SeedOutcome, write_seeds
 from kagent.authoring.tracing.operation import Operation
@@ -126,7 +127,12 @@ def make_task(
     began = time.perf_counter()
     say(f"running {operation.origin} on symbolic tensors")
     with warnings.catch_warnings(action="ignore"):  # of torch, at sizes such as 1
-        room, draft = _tried_rooms(find_rooms(operation, vary), say, named=bool(vary))
+        try:
+            room, draft = _tried_rooms(find_rooms(operation, vary), say, named=bool(vary))
+        except AuthoringError as e:
+            if not str(e).startswith("it "):
+                raise
+            raise AuthoringError(f"{operation.origin}: {e}") from e
     _write(draft, folder)
     try:
         load_task(folder)

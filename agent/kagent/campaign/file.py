@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from kagent import resources
 from kagent.campaign.record import Campaign, CampaignRun
 from kagent.config.devices import kind_of_device
+from kagent.config.faults import problem_of, toml_help, with_value
 from kagent.config.settings import NO_MODEL, Config, load_config, load_config_of
 from kagent.config.values import Seconds
 from kagent.evolve.proposers import check_models
@@ -26,7 +27,7 @@ from kagent.runs.files import read_regular
 from kagent.suite.problems import Form, Problem, find_problems
 from kagent.suite.record import Settings
 from kagent.tasks import find_task
-from kagent.text import local_time
+from kagent.text import local_time, short
 
 BUDGET = 50
 OWN = (
@@ -71,19 +72,22 @@ def read_file(path: Path) -> CampaignFile:
         text = read_regular(path, _MOST_BYTES).decode()
         return CampaignFile.model_validate(tomllib.loads(text))
     except pydantic.ValidationError as e:
-        first = e.errors()[0]
+        # A misspelt key comes before the one that is missing for it.
+        first = min(e.errors(), key=lambda each: each["type"] != "extra_forbidden")
         place = ".".join(str(p) for p in first["loc"])
         if first["type"] == "extra_forbidden":
             have = ", ".join(CampaignFile.model_fields)
             raise UserError(f"{path}: no key {place}: a campaign has {have}") from None
-        problem = first["msg"].removeprefix("Value error, ")
-        raise UserError(f"{path}: {place}: {problem}, got {first['input']!r:.80}") from None
+        if first["type"] == "missing":
+            raise UserError(f'{path}: no {place}: expected {place} = ["softmax", ...]') from None
+        said = with_value(problem_of(first), first["input"])
+        raise UserError(f"{path}: {place}: {short(said, 200)}") from None
     except OSError as e:
         missing = isinstance(e, FileNotFoundError)
         reason = "no such file" if missing else f"cannot be read ({e.strerror})"
         raise UserError(f"{path}: {reason}: expected a campaign's TOML file") from None
     except (ValueError, RecursionError) as e:
-        raise UserError(f"{path}: cannot be read as TOML: {e}") from None
+        raise UserError(f"{path}: no TOML: {e}: {toml_help('tasks = [...]')}") from None
 
 
 def asked_for(sources: Sequence[str], given: Mapping[str, Any]) -> CampaignFile:

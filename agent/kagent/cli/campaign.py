@@ -111,11 +111,6 @@ def campaign(
         raise UserError(f"--max-cost {max_cost:g}: expected dollars above 0")
     if export is not None:
         require_folder(export)
-    folder = _folder(sources, to)
-    where = SLURM if on == SLURM else load_config(on=on).on
-    if where == SLURM:
-        write_slurm_script(folder.name, campaign_continues(folder))
-        return
     names = tuple(absolute(s) for s in sources)
     options = {"lang": lang, "model": ",".join(model) if model else None}
     given: dict[str, object] = {
@@ -126,11 +121,16 @@ def campaign(
         "max_cost": max_cost,
         "options": options,
     }
+    asked = asked_for(sources, given)
+    folder = _folder(sources, to)
+    where = SLURM if on == SLURM else load_config(on=on).on
+    if where == SLURM:
+        write_slurm_script(folder.name, campaign_continues(folder))
+        return
     if (folder / Campaign.FILE).exists() and not resume:
         raise UserError(
             f"{folder}: a campaign is there: --resume goes on with it, --to begins another"
         )
-    asked = asked_for(sources, given)
     if resume:
         work = _resumed(read_record(folder, Campaign), folder, names, asked, options)
     else:

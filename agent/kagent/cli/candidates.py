@@ -133,7 +133,6 @@ def build(
 
     isolate(isolation)
     with status(quiet=json_) as say:
-        say(f"building {file.name}")
         jobs = jobs or load_config().jobs
         built = build_file(find_task(task), file, target, say, configs=configs, jobs=jobs)
     if isinstance(built, Rejected):

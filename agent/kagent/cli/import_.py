@@ -61,7 +61,7 @@ def kernelbench(
     elif len(files) > 1:
         out.print(f"{len(files) - failed - holes} of {len(files)} are tasks without fault or hole")
     if failed:
-        raise typer.Exit(1)
+        raise typer.Exit(UserError.exit_code)
 
 
 @imports.command()
@@ -82,14 +82,14 @@ def flashinfer(
     from kagent.authoring.importers.flashinfer.task import ImportedDefinition, import_definition
 
     done: list[ImportedDefinition] = []
-    refused: dict[str, str] = {}
+    refused: dict[str, KagentError] = {}
     with status(quiet=json_) as say:
         for path, workloads in find_definitions(files):
             say(f"importing {path.name}")
             try:
                 done.append(import_definition(path, workloads, to, force=force))
             except KagentError as e:
-                refused[str(path)] = str(e)
+                refused[str(path)] = e
     _print_imported(
         {i.name: (i.folder, _notes(i.workloads, i.used, i.left_out)) for i in done},
         refused,
@@ -108,7 +108,7 @@ def kernelbench_hard(
     from kagent.authoring.importers.kernelbench_hard.task import find_problems, import_problem
 
     done: dict[str, tuple[Path, list[str]]] = {}
-    refused: dict[str, str] = {}
+    refused: dict[str, KagentError] = {}
     with status(quiet=json_) as say:
         for problem in find_problems(folder):
             say(f"importing {problem.name}")
@@ -116,7 +116,7 @@ def kernelbench_hard(
                 made = import_problem(problem, to, force=force)
                 done[made.name] = made, ["sizes of shapes.py"]
             except KagentError as e:
-                refused[str(problem)] = str(e)
+                refused[str(problem)] = e
     _print_imported(done, refused, json_=json_)
 
 
@@ -132,14 +132,14 @@ def _notes(workloads: int, used: int, left_out: tuple[str, ...]) -> list[str]:
 
 
 def _print_imported(
-    done: dict[str, tuple[Path, list[str]]], refused: dict[str, str], *, json_: bool
+    done: dict[str, tuple[Path, list[str]]], refused: dict[str, KagentError], *, json_: bool
 ) -> None:
-    """Print what was imported, and end with 1 if anything was refused."""
+    """Print what was imported, and end with the code of the gravest error."""
     if json_:
         print_json(
             {
                 "imported": {n: {"folder": str(f), "notes": s} for n, (f, s) in done.items()},
-                "refused": refused,
+                "refused": {name: str(e) for name, e in refused.items()},
             }
         )
     else:
@@ -147,7 +147,7 @@ def _print_imported(
             out.print(Text(f"{folder}  ({'; '.join(notes)})"))
         if done:
             out.print("check each before a search: kagent check FOLDER")
-        for text in refused.values():
-            err.print(Text(f"not imported: {text}", style="red"))
+        for e in refused.values():
+            err.print(Text(f"not imported: {e}", style="red"))
     if refused:
-        raise typer.Exit(1)
+        raise typer.Exit(max(e.exit_code for e in refused.values()))

@@ -84,8 +84,10 @@ def show(
     wanted = [name for name, asked in texts.items() if asked]
     if wanted and (candidate is None or json_ or len(wanted) > 1):
         flags = ", ".join(f"--{name}" for name in wanted)
-        if candidate is not None or json_ or len(wanted) > 1:
-            raise UserError(f"{flags}: name one candidate, one text, and no --json")
+        if len(wanted) > 1:
+            raise UserError(f"{flags}: give one of them")
+        if json_:
+            raise UserError(f"{flags} prints a text: omit --json, or {flags}")
         example = lineage.incumbent.id if lineage.incumbent is not None else 0
         command = shlex.join(["kagent", "show", str(run), str(example), flags])
         raise UserError(f"{flags} needs a candidate: {command}")

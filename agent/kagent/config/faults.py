@@ -21,6 +21,12 @@ _KINDS = {
     "float_type": "a number",
     "float_parsing": "a number",
     "finite_number": "a finite number",
+    "path_type": "a path, in quotes",
+    "string_type": "text, in quotes",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "list_type": "a list, in brackets",
+    "dict_type": "a table",
 }
 
 
@@ -36,6 +42,11 @@ def problem_of(error: ErrorDetails) -> str:
     if kind == "literal_error":
         return f"expected {context['expected']}"
     return error["msg"].removeprefix("Value error, ")
+
+
+def toml_help(line: str) -> str:
+    """The remedy for a file that is no TOML: lines such as this one."""
+    return f"expected lines such as {line}, text in quotes, a bracket for each that is opened"
 
 
 def with_value(problem: str, value: object) -> str:

@@ -32,7 +32,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from kagent.config.faults import problem_of, with_value
+from kagent.config.faults import problem_of, toml_help, with_value
 from kagent.config.values import (
     Address,
     Key,
@@ -323,7 +323,7 @@ def load_config_of(file: str, flags: Mapping[str, object]) -> Config:
     except SettingsError as e:
         text = _no_json(e)
     except (ValueError, RecursionError) as e:  # TOML that cannot be read
-        text = f"{_unreadable()}: {e}"
+        text = f"{_unreadable()}: no TOML: {e}: {toml_help('budget = 50')}"
     else:
         config.note_origin(given, file)
         return config

@@ -10,7 +10,7 @@ from pathlib import Path
 from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.language import ANY, languages_of
 from kagent_sandbox.data.task import Task
-from kagent_sandbox.errors import RunError
+from kagent_sandbox.errors import RunError, UserError
 
 from kagent.config.settings import Config
 from kagent.memory.library import keep
@@ -135,5 +135,5 @@ def remember_run(store: RunStore, task: Task, config: Config, say: Callable[[str
         return
     try:
         keep(store.folder, store.manifest, store.history(), task)
-    except RunError as e:
+    except (RunError, UserError) as e:
         say(f"memory: the run is not kept in the library: {e}")

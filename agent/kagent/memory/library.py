@@ -29,8 +29,13 @@ _ID = re.compile(r"[0-9a-f]{16}")
 def memory_folder() -> Path:
     """`$XDG_DATA_HOME/kagent/memory`, by default `~/.local/share/kagent/memory`. It may not
     exist.
+
+    Raises:
+        UserError: The variable names a file.
     """
     base = os.environ.get("XDG_DATA_HOME", "")
+    if base and any(p.is_file() for p in (Path(base), *Path(base).parents)):
+        raise UserError(f"XDG_DATA_HOME={base}: a file, where a folder was expected: set it to one")
     return (Path(base) if base else Path.home() / ".local" / "share") / "kagent" / "memory"
 
 

@@ -35,7 +35,7 @@ def folders(own: Path | None) -> list[Path]:
     found = [resource("prompts")]
     if own is not None:
         if not own.is_dir():
-            raise UserError(f"prompts = {own}: no such folder")
+            raise UserError(f"{own}: no such folder: --prompts names one of templates")
         found.append(own)
     return found
 

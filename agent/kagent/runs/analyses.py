@@ -17,7 +17,7 @@ from typing import Any
 
 from kagent_sandbox.errors import RunError
 
-from kagent.runs.files import clear_errors, read_regular
+from kagent.runs.files import MEND, clear_errors, read_regular
 
 _MOST_BYTES = 64 << 20
 
@@ -71,4 +71,4 @@ def read_analyses(folder: Path, run_id: str) -> Iterator[tuple[float, str, str]]
             if row["run"] == run_id:
                 yield row["at"], row["kind"], json.dumps(row["data"])
         except (ValueError, KeyError, TypeError, RecursionError) as e:
-            raise RunError(f"{path}: line {number} is damaged: {e}") from None
+            raise RunError(f"{path}: line {number} is damaged: {e}: {MEND}") from None

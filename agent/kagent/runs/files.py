@@ -322,6 +322,10 @@ def _too_large(path: Path, most_bytes: int) -> str:
     return f"{path}: larger than {most_bytes >> 20} MiB, the most that is read"
 
 
+MEND = "put it back from a copy, or start a new run"
+"""The remedy for a file of a run that is damaged."""
+
+
 @contextmanager
 def clear_errors(folder: Path) -> Iterator[None]:
     """Turn what a disk can do to a program into one line that names the folder and the remedy."""
@@ -345,7 +349,7 @@ def clear_errors(folder: Path) -> Iterator[None]:
         other = f" ({e.filename})" if e.filename not in (None, str(folder)) else ""
         raise RunError(f"{folder}: {e.strerror or e}{other}") from None
     except UnicodeDecodeError as e:  # from an error of sqlite's that quotes what it read
-        raise RunError(f"{folder}/lineage.sqlite is damaged: {e}") from None
+        raise RunError(f"{folder}/lineage.sqlite is damaged: {e}: {MEND}") from None
     except sqlite3.Error as e:
         text = str(e)
         if "full" in text:
@@ -355,9 +359,8 @@ def clear_errors(folder: Path) -> Iterator[None]:
             raise RunError(f"{folder}: cannot be written: {remedy}") from None
         if "no such table" in text:
             raise RunError(
-                f"{folder}/lineage.sqlite is damaged (it holds no events): put it back from a "
-                "copy, or start a new run"
+                f"{folder}/lineage.sqlite is damaged (it holds no events): {MEND}"
             ) from None
         if isinstance(e, sqlite3.OperationalError):
             raise RunError(f"{folder}/lineage.sqlite: {e}") from None
-        raise RunError(f"{folder}/lineage.sqlite is damaged: {e}") from None
+        raise RunError(f"{folder}/lineage.sqlite is damaged: {e}: {MEND}") from None

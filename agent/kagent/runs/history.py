@@ -16,6 +16,7 @@ from kagent.runs.analyses import analyses_path, read_analyses
 from kagent.runs.ask import AskRecord
 from kagent.runs.cost import ModelCall, Spent
 from kagent.runs.events import Stop
+from kagent.runs.files import MEND
 from kagent.runs.final_race import FinalRace
 from kagent.runs.kernel_files import read_kernel
 from kagent.runs.lineage import (
@@ -164,7 +165,9 @@ def replay_events(folder: Path, run: str, events: Sequence[StoredEvent]) -> Hist
             elif event.kind == "stopped":
                 stop = Stop(event.data["stop"])
         except DAMAGE as e:
-            raise RunError(f"{folder}: event {event.seq} is damaged: {e}") from None
+            raise RunError(
+                f"{folder}/lineage.sqlite: event {event.seq} is damaged: {e}: {MEND}"
+            ) from None
     pending = tuple(proposals[i] for i in sorted(proposals))
     return History(
         lineage=lineage,

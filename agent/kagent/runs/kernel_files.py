@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kagent_sandbox.errors import RunError
 
-from kagent.runs.files import read_file
+from kagent.runs.files import MEND, read_file
 from kagent.runs.lineage import kernel_id
 
 _KERNEL = re.compile(r"[0-9a-f]{16}")
@@ -33,5 +33,5 @@ def read_kernel(folder: Path, kernel: str) -> str:
     path = kernel_path(folder, kernel)
     source = read_file(path)
     if kernel_id(source) != kernel:
-        raise RunError(f"{path}: its text was changed after it was stored")
+        raise RunError(f"{path}: its text was changed after it was stored: {MEND}")
     return source

@@ -235,4 +235,5 @@ def _command() -> str:
     if path.suffix == ".py" and (folders := path.parts[:-1]).count("kagent"):  # a worker of its own
         first = len(folders) - 1 - folders[::-1].index("kagent")
         return " ".join([*folders[first:], path.stem])
-    return " ".join([path.name, *sys.argv[1:3]])
+    words = [w for w in sys.argv[1:] if not w.startswith("-")]
+    return " ".join([path.name, *words[:2]])

@@ -387,6 +387,9 @@ def test_mistakes_are_a_line(kagent, tmp_path):
     tasks_in(tmp_path, "a", "b")
     files = {
         "keys.toml": 'tasks = ["a"]\nbudgets = 3\n',
+        "misspelt.toml": 'taskz = ["a"]\n',
+        "least.toml": 'tasks = ["a"]\nbudget = 0\n',
+        "empty.toml": "budget = 3\n",
         "type.toml": 'tasks = ["a"]\nbudget = "3"\n',
         "none.toml": "tasks = []\n",
         "text.toml": "tasks = [\n",
@@ -409,15 +412,22 @@ def test_mistakes_are_a_line(kagent, tmp_path):
         (("a", "--max-cost", "0"), "expected dollars above 0"),
         (("a", "--resume"), "no campaign there"),
         (("keys.toml",), "no key budgets: a campaign has tasks, devices"),
-        (("type.toml",), "budget: Input should be a valid integer, got '3'"),
+        (("misspelt.toml",), "misspelt.toml: no key taskz: a campaign has tasks, devices"),
+        (("least.toml",), "least.toml: budget: expected at least 1, got 0"),
+        (("empty.toml",), 'empty.toml: no tasks: expected tasks = ["softmax", ...]'),
+        (("type.toml",), "type.toml: budget: expected a whole number, got '3'"),
         (("none.toml",), "tasks: List should have at least 1 item"),
-        (("text.toml",), "text.toml: cannot be read as TOML"),
+        (
+            ("text.toml",),
+            "text.toml: no TOML: Invalid value (at end of document): expected lines such as",
+        ),
         (("option.toml",), "tasks: a: options: no option 'budget': there are lang"),
         (("value.toml",), "fortran"),
         (("replay.toml",), "a campaign searches, and replay:x repeats a run"),
         (("time.toml",), "max_time: expected a time"),
         (("gone.toml",), "gone.toml"),
         (("keys.toml", "a", "--to", "c"), "give it alone"),
+        (("type.toml", "a"), "type.toml: a campaign's file names all tasks: give it alone"),
     ):
         done = kagent(*words)
         assert done.code not in (0, 1), words

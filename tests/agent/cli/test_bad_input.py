@@ -120,7 +120,7 @@ def test_a_library_on_a_read_only_disk_is_not_measured_for_an_update(kagent, mon
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("ask", "softmax", "--prompts", "nope"), "prompts = nope: no such folder"),
+        (("ask", "softmax", "--prompts", "nope"), "nope: no such folder: --prompts"),
         (("ask", "softmax", "--prompts", "own"), "task.md.j2:1: "),
         (("serve", "softmax", "--socket", "/nope/x.sock"), "/nope/x.sock: no place for a socket"),
     ],
@@ -156,12 +156,20 @@ def test_damage_to_a_run_is_told_in_words(kagent, stored):
     kernel.rename("kernel")
     refused(kagent("show", "./b"), f"b/kernels/{kernel.name} is missing: put it back", 4)
     Path("kernel").rename(kernel)
+    whole = kernel.read_text()
+    kernel.write_text(whole + "#")
+    refused(
+        kagent("show", "./b"), "after it was stored: put it back from a copy, or start a new", 4
+    )
+    kernel.write_text(whole)
     (stored / "run.json").write_text("")
     refused(kagent("show", "./b"), "b/run.json is damaged (not JSON): restore it, or start a", 4)
     shutil.copyfile(RUN / "run.json", stored / "run.json")
     (stored / "lineage.sqlite").write_bytes(b"")
     refused(kagent("show", "./b"), "b/lineage.sqlite is damaged (it holds no events)", 4)
     assert "it holds no events" in kagent("verify", "./b").out
+    (stored / "lineage.sqlite").write_bytes(b"no database" * 100)
+    refused(kagent("show", "./b"), "is not a database: put it back from a copy, or start a new", 4)
     (stored / "lineage.sqlite").unlink()
     (stored / "lineage.sqlite").mkdir()
     refused(kagent("show", "./b"), "b/lineage.sqlite: a folder, where a file was expected", 4)
@@ -199,12 +207,20 @@ def test_a_name_of_no_run_is_refused_with_the_last_ones(kagent, stored):
         (("runs", "--runs", "nope"), "nope: no such folder", 2),
         (("top", "softmax", "--runs", "nope"), "nope: no such folder", 2),
         (("top", "nope"), "no task 'nope'", 2),
+        (("import", "flashinfer", "nope.json"), "not imported: nope.json: no such file", 2),
+        (("import", "flashinfer", "empty.json"), "empty.json: name: Field required", 2),
+        (("import", "kernelbench", "nope.py"), "nope.py: no such file or folder", 2),
+        (("check", "own.py", "--definition", "nope.json"), "nope.json: no such file", 2),
+        (("build", "nope.py", "--task", "softmax"), "kagent: nope.py: no such file", 2),
+        (("show", RUN, "7", "--source", "--plan"), "--source, --plan: give one of them", 2),
+        (("show", RUN, "7", "--source", "--json"), "--source prints a text: omit --json", 2),
         (("check", "softmaxx"), "softmaxx: no task: did you mean softmax? For a candidate", 2),
         (("check", "own.py"), "own.py: no task: for a candidate, name its task with --task", 2),
     ],
 )  # fmt: skip
 def test_places_and_names_are_refused_in_words(kagent, tmp_path, words, said, code):
     (tmp_path / "file").write_text("")
+    (tmp_path / "empty.json").write_text("{}")
     (tmp_path / "folder").mkdir()
     (tmp_path / "own.py").write_text("def f(x): return x\n")
     refused(kagent(*words), said, code)
@@ -227,3 +243,31 @@ def test_a_file_that_does_not_parse_shows_the_line_once(kagent, tmp_path):
 def test_no_runs_yet_is_no_mistake(kagent):
     for words in (("runs",), ("top",), ("top", "softmax")):
         assert kagent(*words).code == 0
+
+
+def test_settings_that_do_not_fit_are_told_in_words(kagent):
+    for text, said in (
+        ("runs = 3\n", "kagent.toml: option runs: expected a path, in quotes, got 3"),
+        (
+            "budget = [\n",
+            "kagent.toml: no TOML: Invalid value (at end of document): expected lines",
+        ),
+    ):
+        Path("kagent.toml").write_text(text)
+        refused(kagent("runs"), said)
+
+
+def test_memory_that_is_a_file_names_the_variable(kagent, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    for place in ("file", "file/below"):
+        monkeypatch.setenv("XDG_DATA_HOME", place)
+        refused(kagent("memory", "list"), f"XDG_DATA_HOME={place}: a file, where a folder was")
+
+
+def test_a_new_task_that_draws_random_numbers_is_named(kagent, tmp_path):
+    (tmp_path / "m.py").write_text(
+        "import torch\n\ndef rnd(x):\n    return x + torch.rand_like(x)\n\n"
+        "def make_inputs():\n    return torch.ones(8, 8),\n"
+    )
+    refused(kagent("new", "m.py:rnd"), "m.py:rnd: it draws random numbers (aten.rand")
+    refused(kagent("new", "m.py:rnd", "--vary", "y:0=B"), "no tensor of that name: there are x")

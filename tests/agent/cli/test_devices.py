@@ -106,7 +106,7 @@ def test_a_gpu_that_is_not_there_is_refused_by_the_command():
     command = [sys.executable, "-m", "kagent", "check", "x.py", "--task", "softmax"]
     done = subprocess.run([*command, "--device", "cuda:3"], capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr.startswith("kagent: no device 'cuda:3' on this machine")
+    assert done.stderr == "kagent: no device 'cuda:3' on this machine: only cpu is here\n"
 
 
 @pytest.mark.usefixtures("machine")
@@ -116,7 +116,8 @@ def test_a_build_says_for_whom_it_waits():
 
     def say(text):
         told.append(text)
-        waits.set()
+        if "waiting" in text:
+            waits.set()
 
     def build():
         answers.append(build_file(task, path, None, say, configs=1, jobs=1))
@@ -128,5 +129,6 @@ def test_a_build_says_for_whom_it_waits():
         assert not answers
         other.stdin.close()
         building.join(60)
-    assert told[0].startswith(f"the device is shared: waiting for process {other.pid}")
+    assert told[0] == f"building {path.name}"
+    assert told[1].startswith(f"the device is shared: waiting for process {other.pid}")
     assert isinstance(answers[0], Built)

@@ -43,10 +43,10 @@ def test_a_second_answer_to_an_ask_has_its_own_reply_and_the_same_prompt(monkeyp
     [
         (("0", "--prompt"), "#0 has no prompt: it is a seed by kagent itself"),
         (("--sass",), f"--sass needs a candidate: kagent show {RUN} 14 --sass"),
-        (("--sass", "--json"), "--sass: name one candidate, one text, and no --json"),
-        (("5", "--plan", "--sass"), "--plan, --sass: name one candidate, one text"),
-        (("5", "--ptx", "--json"), "no --json"),
-        (("5", "--plan", "--json"), "no --json"),
+        (("--sass", "--json"), "--sass prints a text: omit --json, or --sass"),
+        (("5", "--plan", "--sass"), "--plan, --sass: give one of them"),
+        (("5", "--ptx", "--json"), "omit --json"),
+        (("5", "--plan", "--json"), "omit --json"),
     ],
 )
 def test_what_there_is_not_is_said(words, says, monkeypatch, capsys):

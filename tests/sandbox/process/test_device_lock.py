@@ -174,6 +174,7 @@ def test_a_gpu_has_a_name_of_its_own():
     ("words", "said"),
     [
         (["/opt/x/bin/kagent", "evolve", "softmax", "--budget"], "kagent evolve softmax"),
+        (["/opt/x/bin/kagent", "bench", "--task", "softmax", "a.py"], "kagent bench softmax"),
         (["/opt/x/lib/kagent/__main__.py", "evolve", "softmax"], "kagent evolve softmax"),
         (["/opt/kagent/lib/kagent/campaign/worker.py", "7"], "kagent campaign worker"),
         (["/opt/x/time.py", "softmax"], "time.py softmax"),

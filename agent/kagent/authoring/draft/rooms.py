@@ -152,7 +152,9 @@ def _axes_of(operation: Operation, vary: Mapping[tuple[str, int], str]) -> dict[
     names = [e.name for e in operation.examples]
     for (argument, axis), name in vary.items():
         if argument not in names:
-            raise UserError(f"--vary {argument}: no tensor of that name; there are {names}")
+            raise UserError(
+                f"--vary {argument}: no tensor of that name: there are {', '.join(names)}"
+            )
         i = names.index(argument)
         shape = operation.examples[i].shape
         if not 0 <= axis < len(shape):

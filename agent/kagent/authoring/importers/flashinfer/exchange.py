@@ -245,6 +245,8 @@ def read_traces(path: Path) -> list[Trace]:
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as e:
         raise UserError(f"{path}: {getattr(e, 'strerror', None) or e}") from None
 

@@ -185,7 +185,7 @@ def test_the_command_names_what_it_imported_and_what_not(tmp_path, monkeypatch, 
     write(tmp_path, norm())
     write(tmp_path, norm(name="sampling", reference="def run(x, weight, eps):\n    x.normal_()"))
     done = run(monkeypatch, capsys, "import", "flashinfer", tmp_path, "--to", tmp_path / "tasks")
-    assert done.code == 1
+    assert done.code == 2
     assert "tasks/norm_h32  (usual sizes: no workloads)" in done.out
     assert "not imported: sampling: its reference draws random numbers" in done.err
     again = ("import", "flashinfer", tmp_path / "Norm-h32.json", "--to", tmp_path / "tasks")
