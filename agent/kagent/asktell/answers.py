@@ -238,7 +238,7 @@ def _unasked(answer: Given, state: AskTellState, parent: int | None) -> Draft:
     languages = tuple(each.name for each in languages_in(answer.text))
     return Draft(
         parents=(parent,),
-        operator=Operator.REWRITE,
+        operator=Operator.TOLD,
         name=stem if not languages or stem.startswith(languages) else f"{languages[0]}_{stem}",
         source=answer.text,
         hypothesis=_about(answer.text),

@@ -16,7 +16,7 @@ from kagent_sandbox.errors import UserError
 from kagent.evolve.open_machine import request_maker, visible_cases
 from kagent.evolve.stored_run import todays_task
 from kagent.runs.history import History
-from kagent.runs.lineage import Candidate, Proposal
+from kagent.runs.lineage import Candidate, Operator, Proposal
 from kagent.runs.store import RunStore
 from kagent.text import kernel_label
 
@@ -31,7 +31,8 @@ def kept_text(store: RunStore, history: History, candidate: Candidate, what: str
     path = store.reply_path(history, p) if what == "reply" else _prompt_path(store, p)
     if path is None:
         author = p.origin.model if p.origin is not None else "kagent itself"
-        raise UserError(f"#{candidate.id} has no {what}: it is a {p.operator} by {author}")
+        kind = "kernel that was told" if p.operator is Operator.TOLD else p.operator
+        raise UserError(f"#{candidate.id} has no {what}: it is a {kind} by {author}")
     return path.read_text(encoding="utf-8", errors="replace")
 
 

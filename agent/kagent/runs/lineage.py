@@ -44,6 +44,8 @@ class Operator(StrEnum):
     """A rejected proposal, mended with its error in view."""
     MIGRATE = "migrate"
     """A candidate of another run of the same task, to be judged anew."""
+    TOLD = "told"
+    """A kernel from outside that nobody asked for; in runs of earlier versions a rewrite."""
 
 
 _SAME = re.compile(r"as candidate (\d{1,9})$")  # of a duplicate's message

@@ -94,7 +94,7 @@ def test_answers_become_candidates_in_the_order_that_they_come(tmp_path):
     assert proposals[2].hypothesis == "eight"
     assert proposals[2].predicted == 1.2
     assert proposals[2].origin.model == "ask/tell"
-    assert proposals[4].operator is Operator.REWRITE
+    assert proposals[4].operator is Operator.TOLD
     judged = judge(run)
     assert (judged.stop, judged.left, judged.recorded) == (Stop.ANSWERED, 0, (0, 1, 2, 3, 4))
     assert all(isinstance(c.verdict, Passed) for c in judged.history.lineage)
@@ -150,7 +150,7 @@ def test_what_was_joined_elsewhere_gives_way_to_an_answer_that_came_here(tmp_pat
     assert [*stored_profiles(history_of(run)).values()] == profiles[:1]  # here 2 is the answer
     judge(run)
     lineage = history_of(run).lineage
-    assert [c.proposal.operator for c in lineage][2:4] == [Operator.REWRITE, Operator.RECOMBINE]
+    assert [c.proposal.operator for c in lineage][2:4] == [Operator.TOLD, Operator.RECOMBINE]
 
 
 def test_what_holds_no_kernel_counts_and_says_why(tmp_path):

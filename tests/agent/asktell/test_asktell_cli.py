@@ -174,7 +174,7 @@ def test_an_answer_without_a_kernel_is_shown_as_the_reply_that_it_is(
             "no triton or gluon or cuda or cute or cutile seed there",
         ),
         (("ask", "RUN", "--lang", "cpp"), 2, "--lang is for a new run, and"),
-        (("ask", "RUN", "--prompts", "nowhere"), 2, "prompts = nowhere: no such folder"),
+        (("ask", "RUN", "--prompts", "nowhere"), 2, "nowhere: no such folder: --prompts names"),
         (("ask", "OTHER"), 2, "its proposals come from random, and kagent evolve ./toy --resume"),
         (("tell", "RUN", "nope.md"), 2, "nope.md: no such file"),
         (("tell", "RUN", "toy"), 2, "toy: a folder, where a file was expected"),
