@@ -50,7 +50,7 @@ def hotspots(
     ] = None,
     take: Annotated[
         str | None,
-        typer.Option(help="Write region N, or the one of an id, as a module for kagent new."),
+        typer.Option(metavar="ID|N", help="Write a region, by id or row, for kagent new."),
     ] = None,
     to: Annotated[Path, typer.Option("--to", help="Folder for --take.")] = Path(),
     json_: JsonOption = False,

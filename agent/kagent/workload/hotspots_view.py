@@ -28,14 +28,14 @@ def hotspots_view(found: Hotspots, count: int) -> RenderableType:
     table = TextTable(
         (
             Column("#", right=True),
-            Column("id", drop=2),
+            Column("id"),
             Column("region", wrap=True),
             Column("where", wrap=True),
             Column("direction", drop=4),
             Column("times", right=True, drop=3),
             Column("ms", right=True),
             Column("of step", right=True),
-            Column("of ceiling", right=True),
+            Column("of ceiling", right=True, drop=2),
             Column("headroom ms", right=True),
             Column("step at most", right=True, drop=1),
         )

@@ -110,7 +110,7 @@ def test_a_card_that_is_no_text_is_reported(tmp_path):
 
 
 def test_a_folder_that_is_not_there_is_reported(tmp_path):
-    with pytest.raises(UserError, match=r"prompts = .*none: no such folder"):
+    with pytest.raises(UserError, match=r"none: no such folder: --prompts names"):
         prompter(tmp_path / "none")
 
 

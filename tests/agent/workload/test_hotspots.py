@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import io
 import json
 import re
 import subprocess
@@ -15,12 +16,14 @@ from kagent.workload import hotspots, observing
 from kagent.workload.child import script_of
 from kagent.workload.hotspots import rank, write_region
 from kagent.workload.hotspots_page import kernels_tree, modules_tree, render
+from kagent.workload.hotspots_view import hotspots_view
 from kagent.workload.observing import _Regions
 from kagent.workload.recording import StepRecorder, plain_path, statistics_of
 from kagent.workload.regions import regions_of, title
 from kagent.workload.steps import Done, ScriptFailed, Steps
 from kagent_sandbox.data.device import Ceilings
 from kagent_sandbox.errors import UserError
+from rich.console import Console
 from torch import nn
 from torch.profiler import record_function
 from workload_scripts import TRAIN
@@ -221,6 +224,15 @@ def test_ranking_is_by_time_above_the_ceilings(step):
     first = found.regions[0]
     assert first.step_gain == pytest.approx(20000 / (20000 - first.headroom_us))
     assert found.ops_us <= found.step_us * 1.0001
+
+
+def test_ids_are_shown_on_a_narrow_terminal(step):
+    found = rank("s", "d", CEILINGS, seen(step))
+    narrow = Console(width=80, record=True, file=io.StringIO())
+    narrow.print(hotspots_view(found, 5))
+    text = narrow.export_text()
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert all(r.key in text for r in found.regions[:5])
 
 
 @pytest.mark.parametrize(
