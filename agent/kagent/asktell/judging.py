@@ -212,7 +212,6 @@ def judge_all(
     history = store.history()
     if not has_work(history, race=race):
         return JudgeResult(store.folder, None, history, ())
-    observe(PhaseBegan(Phase.START))
     say = progress_to(observe)
     if not race and deadline_s is None:
         record_refusals(store, task, config, observe, say)
@@ -221,6 +220,7 @@ def judge_all(
     if refused and not after.pending:
         remember_run(store, task, config, say)
         return JudgeResult(store.folder, after.stop, after, refused)
+    observe(PhaseBegan(Phase.START))
     judges = config.judges if race else 1
     with open_bench(task, store.manifest, config, say, store.folder, judges) as bench:
         budget = config.budget
