@@ -424,13 +424,10 @@ def main() -> None:
         return
     if not torch.cuda.is_available():
         raise SystemExit("bars.py needs an NVIDIA GPU; `--read FILE` prints what one measured")
-    from kagent_sandbox.device.cuda.memory import make_current
     from kagent_sandbox.device.cuda.timing import Clock
 
     began = time.monotonic()
-    torch.cuda.set_device(0)
-    make_current(0)
-    clock = Clock(torch.device("cuda", 0))
+    clock = Clock(0)
     print(where(), flush=True)
     records = []
     for name in options.task or tasks:

@@ -63,7 +63,7 @@ def test_a_graph_of_products_has_a_workspace_that_outlives_other_graphs():
     import torch
     from kagent_sandbox.device.cuda.timing import Clock, Graph
 
-    clock = Clock(torch.device("cuda"))
+    clock = Clock(0)
     with torch.cuda.stream(clock.stream):
         x = torch.randn(32768, 640, device="cuda", dtype=torch.bfloat16)
         results = [torch.empty(640, 640, device="cuda", dtype=torch.bfloat16) for _ in range(2)]

@@ -192,7 +192,7 @@ def _kernel(text: str, name: str) -> str:
     text = re.sub(r"\bfloat (tmp_acc\d+(?:_local)? = 0;)", r"double \1", text)
     head, brace, rest = text.partition("{")
     text = re.sub(r"\s*\n\s*", " ", head.strip()) + "\n" + brace + rest
-    return _summing(_indented(text))
+    return _without_aliases(_summing(_indented(text)))
 
 
 def _summing(text: str) -> str:
@@ -254,6 +254,36 @@ def _reductions(loop: Sequence[str]) -> str:
         if own is None or scattered or "tmp_acc" in line:
             return ""
     return " ".join(f"reduction({how}:{name})" for name, how in found.items())
+
+
+def _without_aliases(text: str) -> str:
+    """The text, with a word for the compiler: no two of a kernel's pointers lead to the same place,
+    as Inductor has it. What a row's elements share then need not be computed anew after each store.
+
+    A parallel region that stores becomes a lambda: g++ makes a function of a region, and forgets
+    what `__restrict__` said outside of it.
+    """
+    while alias := re.search(r"\n *auto (\w+) = (\w*_ptr\d+);", text):
+        text = re.sub(rf"\b{alias[1]}\b", alias[2], text.replace(alias[0], "", 1))
+    head, _, _ = text.partition("\n")
+    parameters = {x.split()[-1]: x for x in head[head.index("(") + 1 : head.rindex(")")].split(", ")}
+    regions = re.compile(r"( *)(#pragma omp parallel.*)\n\1\{\n((?:\1  .*\n)*)\1\}")
+    count = 0
+
+    def function(region: re.Match[str]) -> str:
+        nonlocal count
+        indent, pragma, body = region.groups()
+        if not re.search(r"_ptr\d+\[.*\] = ", body):
+            return region[0]
+        count += 1
+        used = {name: x for name, x in parameters.items() if re.search(rf"\b{name}\b", body)}
+        typed = ", ".join(used.values()).replace("*", "* __restrict__")
+        lines = f"{indent}const auto part{count} = [&]({typed}) {{\n{body}{indent}}};\n"
+        return f"{lines}{indent}{pragma}\n{indent}part{count}({', '.join(used)});"
+
+    if "#pragma omp parallel" in text:
+        return regions.sub(function, text)
+    return text.replace(head, head.replace("*", "* __restrict__"), 1)
 
 
 def _indented(text: str) -> str:

@@ -21,7 +21,6 @@ from kagent_sandbox.device.baseline_calls import (
     make_call,
 )
 from kagent_sandbox.device.cuda.driver import GpuError
-from kagent_sandbox.device.cuda.memory import make_current
 from kagent_sandbox.device.cuda.timing import Clock, Graph, Work
 from kagent_sandbox.device.plan_ops import void
 from kagent_sandbox.device.variants import choosing_variants
@@ -132,9 +131,7 @@ def measurer(index: int) -> Callable[[BaselineCall], MeasuredBaseline]:
     process has the device's context from now on.
     """
     compiler_cache.use(compiler_cache.shared_folder())
-    torch.cuda.set_device(index)
-    make_current(index)
-    clock = Clock(torch.device("cuda", index))
+    clock = Clock(index)
 
     def measure(call: BaselineCall) -> MeasuredBaseline:
         try:

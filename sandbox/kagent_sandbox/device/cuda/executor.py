@@ -15,7 +15,7 @@ from kagent_sandbox.data.plan import Alloc, Free, Launch, Plan, PlanError, Tenso
 from kagent_sandbox.data.verdict import Status
 from kagent_sandbox.device.cuda.driver import GpuError
 from kagent_sandbox.device.cuda.kernels import Kernels, failed
-from kagent_sandbox.device.cuda.memory import Transport, bytes_tensor, make_current, open_shared
+from kagent_sandbox.device.cuda.memory import Transport, bytes_tensor, open_shared
 from kagent_sandbox.device.cuda.timing import Clock, Graph, GraphPool, Work
 from kagent_sandbox.device.device_memory import lacks_memory
 from kagent_sandbox.device.interface import LaunchFailed
@@ -49,9 +49,7 @@ class Executor:
     _pool: GraphPool = field(default_factory=GraphPool)  # results are in the arena
 
     def __post_init__(self) -> None:
-        torch.cuda.set_device(self.index)
-        make_current(self.index)
-        self.clock = Clock(torch.device("cuda", self.index))
+        self.clock = Clock(self.index)
         self.kernels = Kernels(self.index, self.clock.stream.cuda_stream)
         self._warm_up()
 

@@ -21,6 +21,7 @@ import torch
 
 from kagent_sandbox.data.verdict import Status
 from kagent_sandbox.device.cuda.driver import GpuError, call
+from kagent_sandbox.device.cuda.memory import make_current
 
 FLUSH_BYTES = 256 << 20
 Work = Callable[[], None]
@@ -54,10 +55,15 @@ class GraphPool:
 
 
 class Clock:
-    """Times work on one stream of one device. Make it before the process is locked."""
+    """Times work on one stream of one device, which it makes the process's own. Make it before the
+    process is locked.
+    """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, index: int) -> None:
+        torch.cuda.set_device(index)
+        make_current(index)
         forbid_persisting_l2()
+        device = torch.device("cuda", index)
         l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
         count = max(FLUSH_BYTES, 4 * l2_bytes) // 8
         self.device = device
