@@ -265,8 +265,9 @@ def _without_aliases(text: str) -> str:
     """
     while alias := re.search(r"\n *auto (\w+) = (\w*_ptr\d+);", text):
         text = re.sub(rf"\b{alias[1]}\b", alias[2], text.replace(alias[0], "", 1))
-    head, _, _ = text.partition("\n")
-    parameters = {x.split()[-1]: x for x in head[head.index("(") + 1 : head.rindex(")")].split(", ")}
+    head = text.partition("\n")[0]
+    declared = head[head.index("(") + 1 : head.rindex(")")].split(", ")
+    parameters = {x.split()[-1]: x for x in declared}
     regions = re.compile(r"( *)(#pragma omp parallel.*)\n\1\{\n((?:\1  .*\n)*)\1\}")
     count = 0
 

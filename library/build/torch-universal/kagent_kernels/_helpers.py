@@ -46,6 +46,29 @@ def _differentiated_by_torch_func() -> bool:
     return any(each.key() == torch._C._functorch.TransformType.Grad for each in stack)  # noqa: SLF001
 
 
+def holds(*conditions: bool | torch.SymBool) -> bool:
+    """Whether all conditions on a call's sizes hold.
+
+    While a program is traced, sizes may be symbols. An exported program is for all of their values:
+    there, what holds for some of them does.
+    """
+    for condition in conditions:
+        if isinstance(condition, torch.SymBool):
+            # Below torch.compile or export it is imported already; by itself it takes a second.
+            from torch.fx.experimental import symbolic_shapes
+
+            if torch.compiler.is_exporting():
+                never = torch.sym_not(condition)  # type: ignore[no-untyped-call]
+                fails = symbolic_shapes.statically_known_true(never)
+            else:
+                fails = not symbolic_shapes.guard_or_true(condition)
+        else:
+            fails = not condition
+        if fails:
+            return False
+    return True
+
+
 def rows(x: torch.Tensor) -> torch.Tensor:
     """Reshape to a matrix whose columns are the last dimension. A scalar becomes a single row."""
     if x.dim() == 2:
@@ -109,11 +132,16 @@ def with_autograd(function: Callable[..., Any], *args: Any, **kwargs: Any) -> An
         result = function(*map(_detached, args), **{k: _detached(v) for k, v in kwargs.items()})
     if result is None:  # it only writes to its arguments
         return None
-    taken = {a.data_ptr() for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)}
+    taken = {_memory(a) for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)}
     results = result if isinstance(result, tuple | list) else (result,)
-    found = tuple(r.clone() if r.data_ptr() in taken else r for r in map(_detached, results))
+    found = tuple(r.clone() if _memory(r) in taken else r for r in map(_detached, results))
     return found if isinstance(result, tuple | list) else found[0]
 
 
 def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _memory(tensor: torch.Tensor) -> object:
+    """A tensor's memory, as a number that fake tensors have, too."""
+    return tensor.untyped_storage()._cdata  # noqa: SLF001

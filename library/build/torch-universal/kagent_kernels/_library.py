@@ -33,6 +33,7 @@ from ._helpers import (
     autocast_dtype,
     available,
     check_classes,
+    holds,
     plain,
     rows,
     vmap_rows,
@@ -49,6 +50,7 @@ __all__ = [
     "autocast_dtype",
     "available",
     "check_classes",
+    "holds",
     "plain",
     "rows",
     "scaled",
@@ -146,7 +148,8 @@ class LibraryOperator:
         self._mutated = tuple(
             i for i in self._tensors if (alias := arguments[i].alias_info) and alias.is_write
         )
-        self._dispatch = Dispatch(task or name, f"{self._namespace}.{name}")
+        self._public = f"{__package__}.{name}"  # as users know it: namespaces end in a digest
+        self._dispatch = Dispatch(task or name, self._public)
         self._calls = self._dispatch.calls
         self.least = self._dispatch.least()
         """Elements of all tensors together below which nothing was measured: torch is called."""
@@ -309,7 +312,7 @@ class LibraryOperator:
 
     def _launch(self, call: Call | None, args: Sequence[Any]) -> Any:
         if call is None:
-            return self._by_reference(args)
+            return self.by_reference(*args)
         passed = args
         for i in self._tensors:
             tensor = args[i]
@@ -334,7 +337,7 @@ class LibraryOperator:
             if self._mutated and not on_copies:
                 self._dispatch.give_up(call.kernel, e)
                 raise RuntimeError(
-                    f"{self._namespace}.{self.name}: its kernel {call.kernel} failed, and may have "
+                    f"{self._public}: its kernel {call.kernel} failed, and may have "
                     "written part of its arguments: go on from a checkpoint"
                 ) from e
             return self._instead_of(call, e, args)
@@ -347,9 +350,10 @@ class LibraryOperator:
 
     def _instead_of(self, call: Call, error: Exception, args: Sequence[Any]) -> Any:
         self._dispatch.give_up(call.kernel, error)
-        return self._by_reference(args)
+        return self.by_reference(*args)
 
-    def _by_reference(self, args: Sequence[Any]) -> Any:
+    def by_reference(self, *args: Any) -> Any:
+        """Results of the reference, which are contiguous."""
         result = self._reference(*args)
         if result is None or isinstance(result, torch.Tensor):
             return None if result is None else result.contiguous()

@@ -127,7 +127,6 @@ def _reference(
         eps=eps,
         weight_decay=weight_decay,
     )
-    dtype = param.dtype
     return found
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from .._about import NAMESPACE
-from .._library import LibraryOperator, plain, wants_gradient, with_autograd
+from .._library import LibraryOperator, holds, plain, wants_gradient, with_autograd
 from . import _attention_backward_reference as _task
 
 __all__ = ["AttentionBackward", "attention_backward"]
@@ -113,6 +113,8 @@ def _reference(
         lse=lse,
         causal=causal,
     )
+    if not _fits(grad, q, k, v, o, lse, causal):
+        return found
     dtype = grad.dtype
     dtypes = (dtype, dtype, dtype)
     return tuple(r.to(d) for r, d in zip(found, dtypes, strict=True))
@@ -127,6 +129,8 @@ def _fake(
     lse: torch.Tensor,
     causal: bool,
 ) -> object:
+    if not _fits(grad, q, k, v, o, lse, causal):
+        return _operator.by_reference(grad, q, k, v, o, lse, causal)
     dtype = grad.dtype
     B = grad.shape[0]
     H = grad.shape[1]
@@ -137,6 +141,52 @@ def _fake(
         grad.new_empty((B, H, S, D), dtype=dtype),
         grad.new_empty((B, Hkv, S, D), dtype=dtype),
         grad.new_empty((B, Hkv, S, D), dtype=dtype),
+    )
+
+
+def _fits(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    causal: bool,
+) -> bool:
+    """Whether dtypes, ranks and sizes are the task's, so that results are as it declares them."""
+    if (grad.dim(), q.dim(), k.dim(), v.dim(), o.dim(), lse.dim()) != (4, 4, 4, 4, 4, 3):
+        return False
+    dtype = grad.dtype
+    B = grad.shape[0]
+    H = grad.shape[1]
+    Hkv = k.shape[1]
+    S = grad.shape[2]
+    D = grad.shape[3]
+    return holds(
+        grad.dtype in {torch.bfloat16, torch.float16, torch.float32},
+        q.shape[0] == B,
+        q.shape[1] == H,
+        q.shape[2] == S,
+        q.shape[3] == D,
+        q.dtype == dtype,
+        k.shape[0] == B,
+        k.shape[2] == S,
+        k.shape[3] == D,
+        k.dtype == dtype,
+        v.shape[0] == B,
+        v.shape[1] == Hkv,
+        v.shape[2] == S,
+        v.shape[3] == D,
+        v.dtype == dtype,
+        o.shape[0] == B,
+        o.shape[1] == H,
+        o.shape[2] == S,
+        o.shape[3] == D,
+        o.dtype == dtype,
+        lse.shape[0] == B,
+        lse.shape[1] == H,
+        lse.shape[2] == S,
+        lse.dtype == torch.float32,
     )
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from .._about import NAMESPACE
-from .._library import LibraryOperator, plain, wants_gradient, with_autograd
+from .._library import LibraryOperator, holds, plain, wants_gradient, with_autograd
 from . import _attention_train_reference as _task
 
 __all__ = ["AttentionTrain", "attention_train"]
@@ -93,6 +93,8 @@ def _reference(
         v=v,
         causal=causal,
     )
+    if not _fits(q, k, v, causal):
+        return found
     dtype = q.dtype
     dtypes = (dtype, torch.float32)
     return tuple(r.to(d) for r, d in zip(found, dtypes, strict=True))
@@ -104,6 +106,8 @@ def _fake(
     v: torch.Tensor,
     causal: bool,
 ) -> object:
+    if not _fits(q, k, v, causal):
+        return _operator.by_reference(q, k, v, causal)
     dtype = q.dtype
     B = q.shape[0]
     H = q.shape[1]
@@ -113,6 +117,34 @@ def _fake(
     return (
         q.new_empty((B, H, S, D), dtype=dtype),
         q.new_empty((B, H, S), dtype=torch.float32),
+    )
+
+
+def _fits(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+) -> bool:
+    """Whether dtypes, ranks and sizes are the task's, so that results are as it declares them."""
+    if (q.dim(), k.dim(), v.dim()) != (4, 4, 4):
+        return False
+    dtype = q.dtype
+    B = q.shape[0]
+    Hkv = k.shape[1]
+    S = q.shape[2]
+    D = q.shape[3]
+    return holds(
+        q.dtype in {torch.bfloat16, torch.float16, torch.float32},
+        k.shape[0] == B,
+        k.shape[2] == S,
+        k.shape[3] == D,
+        k.dtype == dtype,
+        v.shape[0] == B,
+        v.shape[1] == Hkv,
+        v.shape[2] == S,
+        v.shape[3] == D,
+        v.dtype == dtype,
     )
 
 

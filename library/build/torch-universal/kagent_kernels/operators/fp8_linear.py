@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from .._about import NAMESPACE
-from .._library import LibraryOperator, plain, wants_gradient, with_autograd
+from .._library import LibraryOperator, holds, plain, wants_gradient, with_autograd
 from . import _fp8_linear_reference as _task
 
 __all__ = ["Fp8Linear", "fp8_linear"]
@@ -90,8 +90,10 @@ def _reference(
         scale_x=scale_x,
         scale_weight=scale_weight,
     )
-    dtype = torch.bfloat16
     (found,) = found if isinstance(found, tuple) else (found,)
+    if not _fits(x, weight, scale_x, scale_weight):
+        return found
+    dtype = torch.bfloat16
     return found.to(torch.bfloat16)
 
 
@@ -101,11 +103,32 @@ def _fake(
     scale_x: torch.Tensor,
     scale_weight: torch.Tensor,
 ) -> object:
+    if not _fits(x, weight, scale_x, scale_weight):
+        return _operator.by_reference(x, weight, scale_x, scale_weight)
     dtype = torch.bfloat16
     M = x.shape[0]
     N = weight.shape[0]
     K = x.shape[1]
     return x.new_empty((M, N), dtype=torch.bfloat16)
+
+
+def _fits(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale_x: torch.Tensor,
+    scale_weight: torch.Tensor,
+) -> bool:
+    """Whether dtypes, ranks and sizes are the task's, so that results are as it declares them."""
+    if (x.dim(), weight.dim(), scale_x.dim(), scale_weight.dim()) != (2, 2, 0, 0):
+        return False
+    K = x.shape[1]
+    return holds(
+        x.dtype == torch.float8_e4m3fn,
+        weight.shape[1] == K,
+        weight.dtype == torch.float8_e4m3fn,
+        scale_x.dtype == torch.float32,
+        scale_weight.dtype == torch.float32,
+    )
 
 
 def _dims(

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from .._about import NAMESPACE
-from .._library import LibraryOperator, plain, wants_gradient, with_autograd
+from .._library import LibraryOperator, holds, plain, wants_gradient, with_autograd
 from . import _int8_linear_reference as _task
 
 __all__ = ["Int8Linear", "int8_linear"]
@@ -83,8 +83,10 @@ def _reference(
         weight=weight,
         scale=scale,
     )
-    dtype = x.dtype
     (found,) = found if isinstance(found, tuple) else (found,)
+    if not _fits(x, weight, scale):
+        return found
+    dtype = x.dtype
     return found.to(dtype)
 
 
@@ -93,11 +95,33 @@ def _fake(
     weight: torch.Tensor,
     scale: torch.Tensor,
 ) -> object:
+    if not _fits(x, weight, scale):
+        return _operator.by_reference(x, weight, scale)
     dtype = x.dtype
     M = x.shape[0]
     N = weight.shape[0]
     K = x.shape[1]
     return x.new_empty((M, N), dtype=dtype)
+
+
+def _fits(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+) -> bool:
+    """Whether dtypes, ranks and sizes are the task's, so that results are as it declares them."""
+    if (x.dim(), weight.dim(), scale.dim()) != (2, 2, 1):
+        return False
+    dtype = x.dtype
+    N = weight.shape[0]
+    K = x.shape[1]
+    return holds(
+        x.dtype in {torch.bfloat16, torch.float16, torch.float32},
+        weight.shape[1] == K,
+        weight.dtype == torch.int8,
+        scale.shape[0] == N,
+        scale.dtype == dtype,
+    )
 
 
 def _dims(

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from .._about import NAMESPACE
-from .._library import LibraryOperator, plain, wants_gradient, with_autograd
+from .._library import LibraryOperator, holds, plain, wants_gradient, with_autograd
 from . import _rms_norm_backward_reference as _task
 
 __all__ = ["RmsNormBackward", "rms_norm_backward"]
@@ -91,6 +91,8 @@ def _reference(
         weight=weight,
         eps=eps,
     )
+    if not _fits(grad, x, weight, eps):
+        return found
     dtype = grad.dtype
     dtypes = (dtype, dtype)
     return tuple(r.to(d) for r, d in zip(found, dtypes, strict=True))
@@ -102,12 +104,36 @@ def _fake(
     weight: torch.Tensor,
     eps: float,
 ) -> object:
+    if not _fits(grad, x, weight, eps):
+        return _operator.by_reference(grad, x, weight, eps)
     dtype = grad.dtype
     M = grad.shape[0]
     N = grad.shape[1]
     return (
         grad.new_empty((M, N), dtype=dtype),
         grad.new_empty((N,), dtype=dtype),
+    )
+
+
+def _fits(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+) -> bool:
+    """Whether dtypes, ranks and sizes are the task's, so that results are as it declares them."""
+    if (grad.dim(), x.dim(), weight.dim()) != (2, 2, 1):
+        return False
+    dtype = grad.dtype
+    M = grad.shape[0]
+    N = grad.shape[1]
+    return holds(
+        grad.dtype in {torch.bfloat16, torch.float16, torch.float32},
+        x.shape[0] == M,
+        x.shape[1] == N,
+        x.dtype == dtype,
+        weight.shape[0] == N,
+        weight.dtype == dtype,
     )
 
 
