@@ -35,13 +35,9 @@ def use_device(name: str | None) -> None:
         chosen = name
     else:
         raise UserError(f"no device {name!r}: {_HOW}")
-    before = dict(os.environ)
     os.environ |= {VISIBLE: chosen, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     if not has_gpu():
-        for each in (VISIBLE, "CUDA_DEVICE_ORDER"):
-            os.environ.pop(each)
-        os.environ |= before
-        raise UserError(_missing(name))
+        raise UserError(f"no device {name!r} on this machine: {_HOW}")
 
 
 def kind_of_device(name: str) -> Kind:
@@ -59,16 +55,8 @@ def kind_of_device(name: str) -> Kind:
         raise UserError(f"no device {name!r}: {_HOW}")
     number = re.fullmatch(r"cuda:(\d+)", name)
     if gpu_count() <= int(number[1] if number else 0):
-        raise UserError(_missing(name))
+        raise UserError(f"no device {name!r} on this machine: {_HOW}")
     return "gpu"
-
-
-def _missing(name: str) -> str:
-    from kagent.devices import list_devices
-
-    names = [each.name for each in list_devices()]
-    here = f"expected one of {', '.join(names)}" if len(names) > 1 else f"only {names[0]} is here"
-    return f"no device {name!r} on this machine: {here}"
 
 
 def _visible(index: int, name: str) -> str:

@@ -106,7 +106,7 @@ def test_a_gpu_that_is_not_there_is_refused_by_the_command():
     command = [sys.executable, "-m", "kagent", "check", "x.py", "--task", "softmax"]
     done = subprocess.run([*command, "--device", "cuda:3"], capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr == "kagent: no device 'cuda:3' on this machine: only cpu is here\n"
+    assert done.stderr.startswith("kagent: no device 'cuda:3' on this machine")
 
 
 @pytest.mark.usefixtures("machine")

@@ -59,7 +59,8 @@ def innermost_loops(kernel, folder):
     options += ["-fno-math-errno", "-fno-trapping-math"]
     command = ["g++", *options, "-S", "-o", "-", folder / "kernel.cpp"]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    loops = [m[1] for m in re.finditer(r"(?=^((\.L\d+):\n(?:.*\n)+?\tj\w+\t\2\n))", text, re.M)]
+    loop = re.compile(r"(?=^((\.L\d+):\n(?:.*\n)+?\tj\w+\t\2\n))", re.MULTILINE)
+    loops = [m[1] for m in loop.finditer(text)]
     return [x for x in loops if not any(y in x for y in loops if y != x)]
 
 
