@@ -35,6 +35,8 @@ _PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 LIMIT_S = 600.0
 """CPU time that Inductor may take."""
 _WORKER = ("-m", "kagent.authoring.inductor.worker")
+VECTOR_MATH = "\nVECTOR_MATH = 1\n"
+"""Line of a C++ seed that a check may refuse: with 0 its functions err by less, and take longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +110,21 @@ def _write(
         return SeedOutcome(kind, None, found["reason"])
     if library and first.is_file() and found["source"] == first.read_text(encoding="utf-8"):
         return SeedOutcome(kind, None, f"it is {first.name}")
+    exact = found["source"].replace(VECTOR_MATH, VECTOR_MATH.replace("1", "0"), 1)
+    for source in dict.fromkeys((found["source"], exact)):
+        outcome = _checked(folder, kind, path, source, jobs, say)
+        if outcome.path is not None:
+            break
+    return outcome
+
+
+def _checked(
+    folder: Path, kind: Kind, path: Path, source: str, jobs: int, say: Callable[[str], None]
+) -> SeedOutcome:
+    """The outcome of a source, which is written to a path if it is right."""
     with tempfile.TemporaryDirectory(prefix="kagent_seed_") as aside:
         draft = Path(aside, path.name)
-        draft.write_text(found["source"], encoding="utf-8")
+        draft.write_text(source, encoding="utf-8")
         try:
             checked = check_file(load_task(folder), draft, jobs=jobs, say=say)
         except TaskError:
@@ -126,7 +140,7 @@ def _write(
             reason = (
                 f"too large to interpret: {', '.join(checked.skipped)}" if checked.skipped else ""
             )
-    write_file(path, found["source"])
+    write_file(path, source)
     return SeedOutcome(kind, path, reason, results)
 
 

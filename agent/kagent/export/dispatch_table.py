@@ -32,8 +32,8 @@ _UNORDERED = re.compile(
 )
 """Atomic operations of Triton, Gluon, CUDA, PTX, CuTe and C++, and reductions of OpenMP."""
 
-_OF_ONE_THREAD = re.compile(r"\bomp\s+simd\b(?:\\\n|[^\n\"#])*")
-"""A directive of OpenMP that shares nothing among threads, with its clauses."""
+_OF_ONE_THREAD = re.compile(r"\bomp\s+(?:simd|declare\s+reduction)\b(?:\\\n|[^\n\"#])*")
+"""Directives of OpenMP that share nothing among threads, with their clauses."""
 
 
 def portfolio_json(operator: OperatorRecord) -> str:

@@ -159,7 +159,7 @@ def dtype_source(task: Task) -> int | str | None:
 
 
 def _dtypes(task: Task) -> set[str]:
-    """Those of the task's cases."""
+    """Dtypes of the task's cases."""
     found: set[str] = set()
     for of in (task.gpu, task.cpu):
         found |= {c.dtype for c in (*of.check, *of.bench)}

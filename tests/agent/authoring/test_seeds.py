@@ -79,6 +79,16 @@ def test_a_cpu_seed_is_right_and_kept(make):
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize(("floor", "used"), [(4.0, 1), (0.5, 0)])
+def test_a_cpu_seed_has_the_functions_of_vectors_that_its_tolerance_allows(make, floor, used):
+    """glibc's exponentials of vectors err by up to 2.6 ulp, others by less than one."""
+    task = TASK.replace("k = 2.0", f"k = 1.0, floor = {floor}")
+    (outcome,) = seeds.write_seeds(make("x.exp()", task), kinds=("cpu",))
+    assert outcome.path is not None, outcome.reason
+    assert f"VECTOR_MATH = {used}" in outcome.path.read_text().splitlines()
+
+
+@pytest.mark.nightly
 def test_a_gpu_seed_is_right_and_holds_for_all_shapes(gpu_seed):
     _, outcome = gpu_seed("x.log_softmax(-1)", 4.0)
     assert outcome.results >= 1  # without a GPU, of the case that can be interpreted

@@ -100,6 +100,10 @@ def test_kagents_own_operators_say_whether_they_have_a_gradient(name):
         ("#pragma omp simd reduction(+ : sum) reduction(max : most)", True),
         ("#pragma omp simd aligned(x : 64) \\\n  reduction(+ : sum)", True),
         ('_Pragma("omp simd reduction(+ : sum)")', True),
+        (
+            "#pragma omp declare reduction(most : float \\\n  : omp_out = max(omp_out, omp_in))",
+            True,
+        ),
         ("#pragma omp simd\n#pragma omp parallel for reduction(+ : sum)", False),
         ('_Pragma("omp simd") _Pragma("omp for reduction(+ : sum)")', False),
         ("#pragma omp simd reduction(+ : sum)\natomicAdd(y, sum);", False),

@@ -21,6 +21,16 @@ _WORTH_TRYING = {
     "SCHEDULE": ("static", ["static", "dynamic", "guided"]),
     "VECTOR_BITS": (256, [128, 256, 512]),
 }
+_VECTOR_MATH = {
+    "2, 22": {"cos", "exp", "log", "pow", "sin"},
+    "2, 35": {
+        "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cosh", "erf", "erfc",
+        "exp2", "expm1", "hypot", "log10", "log1p", "log2", "sinh", "tan", "tanh",
+    },
+}  # fmt: skip
+"""Functions that glibc has for vectors, within 4 ulp, and the version since when it has them
+(sysdeps/x86_64/fpu/Versions)."""
+_OF_TWO = {"atan2", "hypot", "pow"}
 _HEADERS = {
     "<algorithm>": r"std::(min|max|fill)\b",
     "<climits>": "CHAR_BIT",
@@ -36,9 +46,13 @@ _HEADERS = {
 _PRELUDE = {
     "max_propagate_nan": """
 template <class T> static inline T max_propagate_nan(T a, T b) { return a > b || a != a ? a : b; }
+#pragma omp declare reduction(max_propagate_nan : float, double, int32_t, int64_t \\
+    : omp_out = max_propagate_nan(omp_out, omp_in)) initializer(omp_priv = omp_orig)
 """,
     "min_propagate_nan": """
 template <class T> static inline T min_propagate_nan(T a, T b) { return a < b || a != a ? a : b; }
+#pragma omp declare reduction(min_propagate_nan : float, double, int32_t, int64_t \\
+    : omp_out = min_propagate_nan(omp_out, omp_in)) initializer(omp_priv = omp_orig)
 """,
     "IndexValue": """
 template <class T> struct IndexValue {
@@ -135,16 +149,20 @@ class CppFile:
     def source(self, docstring: str) -> str:
         """The file."""
         body = "\n".join(self.kernels)
-        prelude = _prelude(body)
+        vectors = _vector_math(body)
+        prelude = vectors + _prelude(body)
         headers = [f"#include {h}" for h, p in _HEADERS.items() if re.search(p, prelude + body)]
         if foreign := re.search(r"\b(at|c10|torch)::\w+", body):
             raise NoSeed(f"Inductor's C++ uses torch's {foreign[0]}")
         constants = [f"{name} = {json.dumps(value)}" for name, (value, _) in _WORTH_TRYING.items()]
+        constants += ["VECTOR_MATH = 1"] if vectors else []
         tune = [
             "TUNE = {",
             *(f'    "{n}": {json.dumps(v)},' for n, (_, v) in _WORTH_TRYING.items()),
             "}",
         ]
+        defines = ["SCHEDULE", *(["VECTOR_MATH"] if vectors else [])]
+        defined = ", ".join(f'"{name}": {name}' for name in defines)
         host = "\n".join(self.hosts)
         imports = ["import math", ""] if "math." in host else []
         lines = [
@@ -159,7 +177,8 @@ class CppFile:
         lines += [
             "def _kernel(name):",
             '    options = [*OPTIONS, f"-mprefer-vector-width={VECTOR_BITS}"]',
-            '    return cpp_kernel(name, SOURCE, options=options, defines={"SCHEDULE": SCHEDULE})',
+            f"    defines = {{{defined}}}",
+            "    return cpp_kernel(name, SOURCE, options=options, defines=defines)",
             host,
         ]
         return "\n".join(lines) + "\n"
@@ -238,19 +257,23 @@ def _in_any_order(loop: Sequence[str], clauses: str, *, shared: bool) -> list[st
 
 
 def _reductions(loop: Sequence[str]) -> str:
-    """Clauses of an innermost loop in which nothing but sums and products goes from one turn to
-    the next; empty for any other.
+    """Clauses of an innermost loop in which nothing but sums, products and extremes goes from one
+    turn to the next; empty for any other.
     """
     head, body = loop[0].strip(), [x.strip() for x in loop[1:]]
     if not head.startswith("for (") or any(x.endswith("{") or x.startswith("#") for x in body):
         return ""
     found: dict[str, str] = {}
     for line in body:
-        summed = re.fullmatch(r"(tmp_acc\w+) = \1 ([+*]) tmp\d+;", line)
+        joined = re.fullmatch(
+            r"(tmp_acc\w+) = (?:\1 ([+*]) tmp\d+|(m\w+_propagate_nan)\(\1, tmp\d+\));", line
+        )
         own = re.match(r"auto tmp\d+ = |\w+\[[^\[\]]*\] = ", line)
         scattered = re.match(r"\w+\[[^\[\]]*tmp[^\[\]]*\] = ", line)
-        if summed and found.setdefault(summed[1], summed[2]) == summed[2]:
-            continue
+        if joined:
+            how = joined[2] or joined[3]
+            if found.setdefault(joined[1], how) == how:
+                continue
         if own is None or scattered or "tmp_acc" in line:
             return ""
     return " ".join(f"reduction({how}:{name})" for name, how in found.items())
@@ -316,6 +339,27 @@ def _indented(text: str) -> str:
 
     write(stack[0], 0)
     return "\n".join(lines)
+
+
+def _vector_math(body: str) -> str:
+    """Declarations of the functions for vectors that kernels may use: glibc tells g++ of them only
+    where all of -ffast-math is allowed.
+    """
+    used = set(re.findall(r"std::(\w+)\(", body))
+    types = [(t, end) for t, end in (("float", "f"), ("double", "")) if f"{t}*" in body]
+    lines: list[str] = []
+    for version, names in _VECTOR_MATH.items():
+        declared = [
+            f"#pragma omp declare simd notinbranch\n"
+            f'extern "C" {t} {name}{end}({f"{t}, {t}" if name in _OF_TWO else t}) noexcept;'
+            for name in sorted(names & used)
+            for t, end in types
+        ]
+        lines += [f"#if __GLIBC_PREREQ({version})", *declared, "#endif"] if declared else []
+    if not lines:
+        return ""
+    condition = "#if VECTOR_MATH && defined(__x86_64__) && defined(__GLIBC__)"
+    return "\n".join(["", condition, *lines, "#endif", ""])
 
 
 def _prelude(body: str) -> str:

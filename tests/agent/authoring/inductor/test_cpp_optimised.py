@@ -1,11 +1,13 @@
-"""What g++ knows of pointers in Inductor's C++: no two lead to the same place."""
+"""Words to g++ in Inductor's C++: no two pointers lead to the same place, extremes may be found in
+any order, and functions of vectors may take the place of those of numbers.
+"""
 
 import platform
 import re
 import subprocess
 
 import pytest
-from kagent.authoring.inductor.cpp import _kernel
+from kagent.authoring.inductor.cpp import _kernel, _prelude, _summing, _vector_math
 
 RMS_NORM = """
 extern "C"  void kernel(const float* in_ptr0,
@@ -51,27 +53,34 @@ PARALLEL = RMS_NORM.replace("REGION", "#pragma omp parallel")
 SEQUENTIAL = re.sub("#pragma omp for", "", RMS_NORM.replace("REGION", ""))
 
 
-def innermost_loops(kernel, folder):
-    """Assembly that g++ makes of a kernel: what lies between a label and a jump back to it."""
+X86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="reads x86-64's assembly")
+
+
+def assembly(kernel, folder, *options):
+    """What g++ makes of a kernel."""
     source = f"#include <cmath>\n#include <cstdint>\n{kernel}\n"
     (folder / "kernel.cpp").write_text(source)
-    options = ["-std=c++20", "-O3", "-march=x86-64-v3", "-fopenmp", "-DSCHEDULE=static"]
-    options += ["-fno-math-errno", "-fno-trapping-math"]
-    command = ["g++", *options, "-S", "-o", "-", folder / "kernel.cpp"]
-    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    words = ["-std=c++20", "-O3", "-march=x86-64-v3", "-fopenmp", "-DSCHEDULE=static"]
+    words += ["-fno-math-errno", "-fno-trapping-math", *options]
+    command = ["g++", *words, "-S", "-o", "-", folder / "kernel.cpp"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def innermost_loops(text):
+    """What lies between a label of an assembly and a jump back to it."""
     loop = re.compile(r"(?=^((\.L\d+):\n(?:.*\n)+?\tj\w+\t\2\n))", re.MULTILINE)
     loops = [m[1] for m in loop.finditer(text)]
     return [x for x in loops if not any(y in x for y in loops if y != x)]
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="reads x86-64's assembly")
+@X86
 @pytest.mark.parametrize("text", [PARALLEL, SEQUENTIAL], ids=["parallel", "sequential"])
 def test_a_rows_root_is_computed_once_per_row(text, tmp_path):
     """For each element it made the seed of an RMS norm 17 times as slow (2 cores of an EPYC)."""
     made = _kernel(text, "rms_norm")
 
     def roots(kernel):
-        return sum("sqrt" in body for body in innermost_loops(kernel, tmp_path))
+        return sum("sqrt" in body for body in innermost_loops(assembly(kernel, tmp_path)))
 
     assert (roots(made), roots(made.replace("__restrict__", ""))) == (0, 1)
 
@@ -106,3 +115,67 @@ def test_a_buffer_of_two_names_has_one():
     text = PARALLEL.replace("out_ptr0[", "out_ptr2[")
     text = text.replace("    #pragma omp par", "    auto out_ptr2 = out_ptr0;\n    #pragma omp par")
     assert _kernel(text, "rms_norm") == _kernel(PARALLEL, "rms_norm")
+
+
+LARGEST = """
+extern "C" void largest(const float* in_ptr0, float* out_ptr0, const int64_t ks0) {
+  float tmp_acc0 = -INFINITY;
+  for (int64_t x0 = 0; x0 < ks0; ++x0) {
+    auto tmp0 = in_ptr0[x0];
+    tmp_acc0 = max_propagate_nan(tmp_acc0, tmp0);
+  }
+  out_ptr0[0] = tmp_acc0;
+}
+"""
+
+
+@pytest.mark.parametrize("of", ["max", "min"])
+def test_extremes_are_found_in_any_order(of, tmp_path):
+    """And NaN at any place is one."""
+    kernel = _summing(LARGEST.replace("max_", f"{of}_").replace("-INF", "-INF"[of == "min" :]))
+    assert f"#pragma omp simd reduction({of}_propagate_nan:tmp_acc0)\n" in kernel
+    program = f"""
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+{_prelude(kernel)}
+{kernel}
+int main() {{
+  float x[77], extreme, with_nan;
+  for (int at = 0; at < 77; ++at) {{
+    for (int i = 0; i < 77; ++i) x[i] = -std::fabs(i - at) {"" if of == "max" else "* -1"};
+    largest(x, &extreme, 77);
+    x[at] = NAN;
+    largest(x, &with_nan, 77);
+    if (extreme != 0 || !std::isnan(with_nan)) return 1;
+  }}
+}}
+"""
+    (tmp_path / "largest.cpp").write_text(program)
+    made = tmp_path / "largest"
+    options = ["-std=c++20", "-O3", "-march=native", "-fopenmp", "-Wall", "-Werror"]
+    subprocess.run(["g++", *options, "-o", made, tmp_path / "largest.cpp"], check=True)
+    assert subprocess.run([made], check=False).returncode == 0
+
+
+EXPONENTIALS = """
+extern "C" void exponentials(const float* __restrict__ in_ptr0, float* __restrict__ out_ptr0) {
+  for (int64_t x0 = 0; x0 < 1024; ++x0) {
+    auto tmp0 = in_ptr0[x0];
+    auto tmp1 = std::exp(tmp0) + std::pow(tmp0, 0.3f);
+    out_ptr0[x0] = tmp1;
+  }
+}
+"""
+
+
+@X86
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="has functions of vectors")
+@pytest.mark.parametrize("asked", [1, 0])
+def test_exponentials_are_computed_in_vectors(asked, tmp_path):
+    text = _vector_math(EXPONENTIALS)
+    assert 'extern "C" float powf(float, float) noexcept;' in text
+    assert "double" not in text
+    found = assembly(text + EXPONENTIALS, tmp_path, f"-DVECTOR_MATH={asked}")
+    assert ("_ZGVdN8v_expf" in found) == ("_ZGVdN8vv_powf" in found) == bool(asked)
+    assert _vector_math(LARGEST) == ""
