@@ -183,25 +183,30 @@ def test_wrong_candidates_are_rejected(interpreter, old, new, status, text):
 
 
 class Killer(threading.Thread):
-    """Kills the interpreter's fork-server, or the child itself, `times` times."""
+    """Kills the interpreter's fork-server, or the child itself, up to `times` times."""
 
     def __init__(self, interpreter, whom, times):
         super().__init__(daemon=True)
         self._server, self._whom, self._times = interpreter._server, whom, times
+        self._stopped = threading.Event()
 
     def run(self):
+        last = None
         for _ in range(self._times):
-            server, below = self._server.pid, []
-            while not below:
-                time.sleep(0.001)
-                for supervisor in process_tree.children(server):
+            below = []
+            while not below and not self._stopped.wait(0.001):
+                process = self._server._process
+                if process is None or (self._whom == "server" and process.pid == last):
+                    continue
+                for supervisor in process_tree.children(process.pid):
                     below += process_tree.children(supervisor)
-            process_tree.send(server if self._whom == "server" else below[0], signal.SIGKILL)
-            while not process_tree.ended(server if self._whom == "server" else below[0]):
-                time.sleep(0.001)
-            if self._whom == "server":
-                while self._server._process is None or self._server.pid == server:
-                    time.sleep(0.001)
+            if below:
+                last = process.pid
+                process_tree.send(last if self._whom == "server" else below[0], signal.SIGKILL)
+
+    def stop(self):
+        self._stopped.set()
+        self.join()
 
 
 @pytest.mark.parametrize("whom", ["server", "child"])
@@ -209,7 +214,7 @@ def test_what_somebody_kills_is_interpreted_once_more(interpreter, whom):
     killer = Killer(interpreter, whom, 1)
     killer.start()
     found = interpreter.interpret(SOURCE)
-    killer.join()
+    killer.stop()
     assert isinstance(found, Interpreted), found
 
 
@@ -218,7 +223,7 @@ def test_what_is_killed_once_more_is_the_machines_fault_unless_a_candidate_could
     killer.start()
     with pytest.raises(MachineError, match="ended by something else"):
         interpreter.interpret(SOURCE)
-    killer.join()
+    killer.stop()
     found = interpreter.interpret(f"import os; os.kill(os.getpid(), 9)\n{SOURCE}")
     assert isinstance(found, Rejected)
     assert found.status is Status.RUNTIME_ERROR
