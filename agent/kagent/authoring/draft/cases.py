@@ -86,7 +86,7 @@ def make_draft(room: Room) -> TaskDraft:
         small = {n: max(s, room.least[n]) for n, s in first.sizes.items()}
         small = small if found.fits(small) else dict(first.sizes)
         first = replace(first, sizes=small)
-        rows = _row_kinds(draft, trials, first)
+        rows = _row_kinds(room, draft, trials, first)
         draft = draft.with_(rows=rows)
     if rows and not draft.matrix:
         with written(draft) as folder:  # beside the rows that are left
@@ -334,19 +334,22 @@ def _summed(found: TracedOperation) -> float:
     return max(1.0, read / max(1, results), products / max(1, results), found.scanned(dims))
 
 
-def _row_kinds(draft: TaskDraft, trials: Trials, first: DraftCase) -> tuple[str, ...]:
+def _row_kinds(room: Room, draft: TaskDraft, trials: Trials, first: DraftCase) -> tuple[str, ...]:
     """Kinds of rows that the operation computes well. Of constant ones a whole row may cancel by
-    chance.
+    chance, also where their number is no power of two: else their sum is exact.
     """
     if not draft.varied:
         return ()
     cases = {r: replace(first, inputs=r) for r in ROWS}
     found = [r for r, c in cases.items() if not trials.case(c, f"rows_{r}").why]
     if not _is_large(draft.trace, first.sizes):
-        usual = trials.floor_needed(first, f"few_{first.inputs}")
-        for kind in {"constant", *ALONE}.intersection(found):
-            if usual <= MOST_FLOOR < trials.floor_needed(cases[kind], f"few_{kind}"):
-                found.remove(kind)
+        below = room.changed(dict(first.sizes), below_power) or first.sizes
+        for i, sizes in enumerate((first.sizes, below)):
+            usual = trials.floor_needed(replace(first, sizes=sizes), f"few_{first.inputs}_{i}")
+            for kind in {"constant", *ALONE}.intersection(found):
+                case = replace(cases[kind], sizes=sizes)
+                if usual <= MOST_FLOOR < trials.floor_needed(case, f"few_{kind}_{i}"):
+                    found.remove(kind)
     if trials.case(replace(first, inputs=MIXED), "rows_mixed").tied:  # beside rows of others
         found = [r for r in found if r not in ("constant", "zeros", *FAINT)]
     return _without_faint(draft, first, found)

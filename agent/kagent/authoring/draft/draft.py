@@ -38,11 +38,11 @@ ROWS: Mapping[str, str] = {
     "tiny": "times 0.001",
     "large": "times 8",
     "spiked": "one element times 100",
-    SHIFTED: "plus 16",
+    SHIFTED: "plus 16 where it is not 0",
     "zeros": "0",
     "negative": "times -1",
     "sparse": "half of it 0",
-    SUNK: "minus 128",
+    SUNK: "minus 128 where it is not 0",
     "minute": "times 1e-18",
     "subnormal": "times the least normal number",
 }

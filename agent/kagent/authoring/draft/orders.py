@@ -68,8 +68,8 @@ def _added(parts: Sequence[torch.Tensor], *, pairs: bool) -> torch.Tensor:
 
 
 class Reordered(TorchDispatchMode):
-    """Adds up sums, means and matrix products in another order, and accumulates (cumsum) in a
-    tree, in float32 at least.
+    """Adds up sums, means, variances and matrix products in another order, and accumulates (cumsum)
+    in a tree, in float32 at least.
     """
 
     def __init__(self, split: Split, *, pairs: bool) -> None:
@@ -87,6 +87,9 @@ class Reordered(TorchDispatchMode):
         if func in (_aten.mean.default, _aten.mean.dim):
             out = self._sum(*args, **{"dtype": args[0].dtype, **kwargs})
             return out / (args[0].numel() / max(1, out.numel()))
+        if func in (_aten.var.correction, _aten.var_mean.correction) and _is_summed(args[0]):
+            variance, mean = self._variance(*args, **kwargs)
+            return variance if func is _aten.var.correction else (variance, mean)
         if func in (_aten.mm.default, _aten.bmm.default):
             return self._product(*args)
         if func in _SCANS:
@@ -106,7 +109,7 @@ class Reordered(TorchDispatchMode):
         *,
         dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
-        if not x.is_floating_point() or not x.numel() or not x.dim():
+        if not _is_summed(x):
             return torch.sum(x, dim=dim, keepdim=keepdim, dtype=dtype)
         dims = [d % x.dim() for d in (dim or range(x.dim()))]
         rest = [d for d in range(x.dim()) if d not in dims]
@@ -115,6 +118,23 @@ class Reordered(TorchDispatchMode):
         if keepdim:
             out = out.reshape([1 if d in dims else n for d, n in enumerate(x.shape)])
         return out.to(dtype or x.dtype)
+
+    def _variance(
+        self,
+        x: torch.Tensor,
+        dim: list[int] | None = None,
+        *,
+        correction: float | None = None,
+        keepdim: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The variance and the mean, in two passes."""
+        wide = _wide(x)
+        total = self._sum(wide, dim, keepdim=True)
+        count = x.numel() / max(1, total.numel())
+        mean = total / count
+        squares = self._sum((wide - mean).square(), dim, keepdim)
+        variance = squares / max(0.0, count - (1.0 if correction is None else correction))
+        return variance.to(x.dtype), mean.reshape(variance.shape).to(x.dtype)
 
     def _product(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if not a.is_floating_point() or not a.shape[-1]:
@@ -150,6 +170,10 @@ def _scanned(
             out = torch.cat([out.narrow(dim, 0, step), later], dim)
             step *= 2
     return out.to(kind)
+
+
+def _is_summed(x: torch.Tensor) -> bool:
+    return bool(x.is_floating_point() and x.numel() and x.dim())
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
