@@ -46,13 +46,15 @@ _HEADERS = {
 _PRELUDE = {
     "max_propagate_nan": """
 template <class T> static inline T max_propagate_nan(T a, T b) { return a > b || a != a ? a : b; }
-#pragma omp declare reduction(max_propagate_nan : float, double, int32_t, int64_t \\
-    : omp_out = max_propagate_nan(omp_out, omp_in)) initializer(omp_priv = omp_orig)
+#pragma omp declare reduction(max_propagate_nan : float, double, bool, int8_t, uint8_t, \\
+    int16_t, int32_t, int64_t : omp_out = max_propagate_nan(omp_out, omp_in)) \\
+    initializer(omp_priv = omp_orig)
 """,
     "min_propagate_nan": """
 template <class T> static inline T min_propagate_nan(T a, T b) { return a < b || a != a ? a : b; }
-#pragma omp declare reduction(min_propagate_nan : float, double, int32_t, int64_t \\
-    : omp_out = min_propagate_nan(omp_out, omp_in)) initializer(omp_priv = omp_orig)
+#pragma omp declare reduction(min_propagate_nan : float, double, bool, int8_t, uint8_t, \\
+    int16_t, int32_t, int64_t : omp_out = min_propagate_nan(omp_out, omp_in)) \\
+    initializer(omp_priv = omp_orig)
 """,
     "IndexValue": """
 template <class T> struct IndexValue {
