@@ -437,7 +437,9 @@ def calls_of(folder):
 
 
 @pytest.mark.nightly
-def test_a_declaration_of_no_effect_is_all_that_its_check_looks_at(tmp_path, own_cache):
+def test_a_declaration_of_no_effect_is_all_that_its_check_looks_at(
+    tmp_path, own_cache, monkeypatch
+):
     """An importer declares what the first check calls holes. All else is known from that one."""
     folder = write_task(tmp_path)
     (folder / "reference.py").write_text(IDLE + COUNTED)
@@ -449,7 +451,9 @@ def test_a_declaration_of_no_effect_is_all_that_its_check_looks_at(tmp_path, own
     second = task_check.check_kinds(load_task(folder))
     cases = sum(f.cases for f in first) + 2 * 2  # and benchmarks, those of a run and a race
     assert 0 < calls_of(folder) <= 2 * cases  # each once with the operation, once without
-    whole = task_check.check_kinds(load_task(folder), cached=False)
+    with monkeypatch.context() as other:
+        other.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
+        whole = task_check.check_kinds(load_task(folder))
     assert [replace(f, seconds=0.0) for f in second] == [replace(f, seconds=0.0) for f in whole]
     assert all(RELU in "".join(f.without_effect) for f in second)
     (folder / "task.toml").write_text(EVERYWHERE + "# a comment\n")
