@@ -215,7 +215,7 @@ def test_imported_problems_with_holes_are_tasks_and_those_with_faults_are_counte
     assert "1 of 2 are tasks without fault or hole" in ended.out
     (folder / "3_None.py").write_text(PROBLEM.replace("x * 0.5", "x.nothing"))
     ended = run(monkeypatch, capsys, *words)
-    assert ended.code == 1
+    assert ended.code == 2
     assert "1 of 3 are tasks without fault or hole" in ended.out
 
 
