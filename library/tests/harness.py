@@ -275,7 +275,7 @@ def with_one_thread(function: Callable[[], None]) -> None:
 
     def run() -> None:
         try:
-            torch.ones(2).add_(1)  # torch's first operation in a thread sets their number
+            torch.get_num_threads()  # the first time in a thread, this sets their number
             with contextlib.suppress(OSError):
                 ctypes.CDLL("libgomp.so.1").omp_set_num_threads(1)
             function()

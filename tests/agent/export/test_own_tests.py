@@ -131,6 +131,7 @@ ALONE = """
 
 import ctypes
 
+torch.set_num_threads(torch.get_num_threads())  # from now on each new thread has as many
 _right = softmax
 
 

@@ -2,4 +2,4 @@
 
 NAME = "kagent_kernels"
 VERSION = "1.5.4"
-NAMESPACE = "kagent_kernels_62f10353"  # of its operators in torch.ops
+NAMESPACE = "kagent_kernels_e5f870f7"  # of its operators in torch.ops
