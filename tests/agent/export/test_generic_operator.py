@@ -431,6 +431,7 @@ OTHER_CALLS = {
 }
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.filterwarnings("ignore:.*torch's own implementation is used.*")
 @pytest.mark.parametrize("kind", OTHER_CALLS)
 @pytest.mark.parametrize("least", [0, 1000])
