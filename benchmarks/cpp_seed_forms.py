@@ -64,19 +64,16 @@ def main() -> None:
 def forms(task: Path) -> list[str]:
     """A seed's file, and those of its forms, which are written beside the task's folder."""
     seed = task / "cpp_inductor.py"
-    text = seed.read_text()
-    bare = text
-    texts = {}
+    text = bare = seed.read_text()
+    found = {text: seed}
     for form, (old, new) in FORMS.items():
-        texts[form] = re.sub(old, new, text)
+        found.setdefault(re.sub(old, new, text), task.parent / f"{form}_{task.name}.py")
         bare = re.sub(old, new, bare)
-    files = [str(seed)]
-    for form, changed in {**texts, "bare": bare}.items():
-        if changed not in (text, *(Path(f).read_text() for f in files)):
-            path = task.parent / f"{form}_{task.name}.py"
+    found.setdefault(bare, task.parent / f"bare_{task.name}.py")
+    for changed, path in found.items():
+        if path != seed:
             path.write_text(changed)
-            files.append(str(path))
-    return files
+    return [str(path) for path in found.values()]
 
 
 def line(ratios: list[dict[str, Any]]) -> str:

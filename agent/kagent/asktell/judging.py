@@ -213,11 +213,10 @@ def judge_all(
     if not has_work(history, race=race):
         return JudgeResult(store.folder, None, history, ())
     say = progress_to(observe)
+    refused: tuple[int, ...] = ()
     if not race and deadline_s is None:
-        record_refusals(store, task, config, observe, say)
-    after = store.history()
-    refused = tuple(range(len(history.lineage), len(after.lineage)))
-    if refused and not after.pending:
+        refused = record_refusals(store, task, config, observe, say)
+    if refused and not (after := store.history()).pending:
         remember_run(store, task, config, say)
         return JudgeResult(store.folder, after.stop, after, refused)
     observe(PhaseBegan(Phase.START))

@@ -28,9 +28,10 @@ from kagent.runs.store import RunStore
 
 def record_refusals(
     store: RunStore, task: Task, config: Config, observe: Observer, say: Callable[[str], None]
-) -> None:
-    """Record the verdicts of waiting candidates up to the first one that a judge is needed for.
-    Nothing is done where that is sure (seeds wait), or where builds are another machine's.
+) -> tuple[int, ...]:
+    """Record the verdicts of waiting candidates up to the first one that a judge is needed for, and
+    return their ids. Nothing is done where that is sure (seeds wait), or where builds are another
+    machine's.
 
     Raises:
         RunError: The run cannot be written.
@@ -41,12 +42,13 @@ def record_refusals(
     here = manifest.kind == "gpu" or manifest.environment.get("key") == cpu_facts().key
     seeds = any(p.operator is Operator.SEED for p in history.pending)
     if config.on != LOCAL or not here or seeds:
-        return
+        return ()
     lineage = history.lineage
+    refused: list[int] = []
     known = texts_of(store, history)
     cases = search_cases(task, manifest.kind, secrets.randbits(62))
     request = request_maker(task, manifest.target, cases, manifest.configs)
-    begun, stop = False, Stop.INTERRUPTED
+    stop = Stop.INTERRUPTED
     with contextlib.ExitStack() as processes:
         builder: Builder | None = None
 
@@ -66,9 +68,9 @@ def record_refusals(
                 found = verdict_of_text(proposal, known) or built(proposal)
                 if not isinstance(found, Rejected):
                     break
-                if not begun:
+                if not refused:
                     store.begin(history.budget or config.budget)
-                    begun = True
+                refused.append(proposal.id)
                 candidate = Candidate(proposal, found)
                 store.record(candidate)
                 lineage.record(candidate)
@@ -76,5 +78,6 @@ def record_refusals(
                 observe(Recorded(candidate, False, lineage.counted, speed_up))
             stop = Stop.NO_SEED if lineage.incumbent is None else Stop.ANSWERED
         finally:
-            if begun:
+            if refused:
                 store.stop(stop)
+    return tuple(refused)

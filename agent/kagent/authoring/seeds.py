@@ -36,7 +36,8 @@ LIMIT_S = 600.0
 """CPU time that Inductor may take."""
 _WORKER = ("-m", "kagent.authoring.inductor.worker")
 VECTOR_MATH = "\nVECTOR_MATH = 1\n"
-"""Line of a C++ seed that a check may refuse: with 0 its functions err by less, and take longer."""
+"""Line of a C++ seed whose results a check may refuse: with 0 functions err by less, and take
+longer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -343,10 +343,13 @@ def _row_kinds(room: Room, draft: TaskDraft, trials: Trials, first: DraftCase) -
     cases = {r: replace(first, inputs=r) for r in ROWS}
     found = [r for r, c in cases.items() if not trials.case(c, f"rows_{r}").why]
     if not _is_large(draft.trace, first.sizes):
-        below = room.changed(dict(first.sizes), below_power) or first.sizes
-        for i, sizes in enumerate((first.sizes, below)):
+        below = room.changed(dict(first.sizes), below_power)
+        for i, sizes in enumerate([first.sizes] if below is None else [first.sizes, below]):
+            kinds = {"constant", *ALONE}.intersection(found)
+            if not kinds:
+                break
             usual = trials.floor_needed(replace(first, sizes=sizes), f"few_{first.inputs}_{i}")
-            for kind in {"constant", *ALONE}.intersection(found):
+            for kind in kinds:
                 case = replace(cases[kind], sizes=sizes)
                 if usual <= MOST_FLOOR < trials.floor_needed(case, f"few_{kind}_{i}"):
                     found.remove(kind)

@@ -85,8 +85,7 @@ class Reordered(TorchDispatchMode):
         if func in (_aten.sum.default, _aten.sum.dim_IntList):
             return self._sum(*args, **kwargs)
         if func in (_aten.mean.default, _aten.mean.dim):
-            out = self._sum(*args, **{"dtype": args[0].dtype, **kwargs})
-            return out / (args[0].numel() / max(1, out.numel()))
+            return self._mean(*args, **{"dtype": args[0].dtype, **kwargs})
         if func in (_aten.var.correction, _aten.var_mean.correction) and _is_summed(args[0]):
             variance, mean = self._variance(*args, **kwargs)
             return variance if func is _aten.var.correction else (variance, mean)
@@ -119,6 +118,10 @@ class Reordered(TorchDispatchMode):
             out = out.reshape([1 if d in dims else n for d, n in enumerate(x.shape)])
         return out.to(dtype or x.dtype)
 
+    def _mean(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        out = self._sum(x, *args, **kwargs)
+        return out / (x.numel() / max(1, out.numel()))
+
     def _variance(
         self,
         x: torch.Tensor,
@@ -129,10 +132,9 @@ class Reordered(TorchDispatchMode):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The variance and the mean, in two passes."""
         wide = _wide(x)
-        total = self._sum(wide, dim, keepdim=True)
-        count = x.numel() / max(1, total.numel())
-        mean = total / count
+        mean = self._mean(wide, dim, keepdim=True)
         squares = self._sum((wide - mean).square(), dim, keepdim)
+        count = x.numel() / mean.numel()
         variance = squares / max(0.0, count - (1.0 if correction is None else correction))
         return variance.to(x.dtype), mean.reshape(variance.shape).to(x.dtype)
 

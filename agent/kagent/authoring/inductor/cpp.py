@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import re
 from collections.abc import Sequence
@@ -294,18 +295,17 @@ def _without_aliases(text: str) -> str:
     declared = head[head.index("(") + 1 : head.rindex(")")].split(", ")
     parameters = {x.split()[-1]: x for x in declared}
     regions = re.compile(r"( *)(#pragma omp parallel.*)\n\1\{\n((?:\1  .*\n)*)\1\}")
-    count = 0
+    names = map("part{}".format, itertools.count(1))
 
     def function(region: re.Match[str]) -> str:
-        nonlocal count
         indent, pragma, body = region.groups()
         if not re.search(r"_ptr\d+\[.*\] = ", body):
             return region[0]
-        count += 1
+        part = next(names)
         used = {name: x for name, x in parameters.items() if re.search(rf"\b{name}\b", body)}
         typed = ", ".join(used.values()).replace("*", "* __restrict__")
-        lines = f"{indent}const auto part{count} = [&]({typed}) {{\n{body}{indent}}};\n"
-        return f"{lines}{indent}{pragma}\n{indent}part{count}({', '.join(used)});"
+        lines = f"{indent}const auto {part} = [&]({typed}) {{\n{body}{indent}}};\n"
+        return f"{lines}{indent}{pragma}\n{indent}{part}({', '.join(used)});"
 
     if "#pragma omp parallel" in text:
         return regions.sub(function, text)
