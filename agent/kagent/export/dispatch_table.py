@@ -27,13 +27,18 @@ from kagent.export.record import (
 )
 
 _UNORDERED = re.compile(
-    r"atomic|\batom\.|\bred\.|\bcp\.reduce\b|\bmultimem\b|reduce_add|\breduction\s*\(",
+    r"atomic|\batom\.|\bred\.|\bcp\.reduce\b|\bmultimem\b|reduce_add"
+    r"|(?<!\bdeclare )\breduction\s*\(",
     re.IGNORECASE,
 )
 """Atomic operations of Triton, Gluon, CUDA, PTX, CuTe and C++, and reductions of OpenMP."""
 
-_OF_ONE_THREAD = re.compile(r"\bomp\s+(?:simd|declare\s+reduction)\b(?:\\\n|[^\n\"#])*")
-"""Directives of OpenMP that share nothing among threads, with their clauses."""
+_OF_ONE_THREAD = re.compile(
+    r"\bomp\s+simd(?:(?:[ \t]|\\\n)*"
+    r"(?:aligned|collapse|lastprivate|linear|private|reduction|safelen|simdlen)\s*\([^()]*\))+"
+)
+"""A directive of OpenMP that shares nothing among threads, with its clauses and no more: what else
+is on its line may be code behind a comment."""
 
 
 def portfolio_json(operator: OperatorRecord) -> str:
